@@ -2,10 +2,15 @@
 
     Refused                      reason, message, numbers; what was asked changed nothing
     ├── InvalidArgument          the caller can mend it
-    │   ├── SequenceNotFound     ... it names something that is not there
+    ├── NotFound                 it names something that is not there
+    │   ├── SequenceNotFound
     │   └── ModelNotFound
+    ├── AlreadyExists            its place is taken
     ├── FailedPrecondition       right in itself, not in this state
     ├── ResourceExhausted        a limit or the pool; retry_after says when waiting helps
+    │   └── OutOfBlocks
+    ├── Aborted                  ended by the other side's doing
+    ├── DeadlineExceeded         the other side took too long
     └── Unavailable              nobody is there to do it now
 
 `rpc/errors.py` maps the tree to gRPC status codes, in one table.
@@ -35,14 +40,22 @@ class InvalidArgument(Refused):
     pass
 
 
-class SequenceNotFound(InvalidArgument):
+class NotFound(Refused):
+    pass
+
+
+class SequenceNotFound(NotFound):
     def __init__(self, sequence: int) -> None:
         super().__init__(
             "SEQUENCE_NOT_FOUND", f"sequence {sequence} is not alive: it has ended, or never was", sequence=sequence
         )
 
 
-class ModelNotFound(InvalidArgument):
+class ModelNotFound(NotFound):
+    pass
+
+
+class AlreadyExists(Refused):
     pass
 
 
@@ -64,6 +77,14 @@ class OutOfBlocks(ResourceExhausted):
             needed=needed,
             available=available,
         )
+
+
+class Aborted(Refused):
+    pass
+
+
+class DeadlineExceeded(Refused):
+    pass
 
 
 class Unavailable(Refused):
