@@ -1,6 +1,67 @@
 SHELL := /bin/bash
-PY := .venv/bin/python
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The Python that makes the environment: the first of these that is 3.11 or newer.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
+
+BIN   := .venv/bin
+STAMP := .venv/set-up.stamp
+
+MODEL_DIR   := .cache/models
+MODEL       := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
+STUBS       := clients/python/pagedkv/v1
+PROTO_FILES := $(wildcard protos/pagedkv/v1/*.proto)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv and install everything; once, and again when pyproject.toml's dependencies change
+
+$(STAMP): pyproject.toml tools/set_up.py
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) tools/set_up.py $@
+
+.PHONY: model
+model: $(MODEL) ## fetch SmolLM2-135M-Instruct (93 MB), once
+
+$(MODEL): | $(STAMP)
+	$(BIN)/gpu-executor fetch-model $(MODEL_DIR)
 
 .PHONY: protos
-protos: ## generate pagedkv.v1 from protos/
-	.venv/bin/python -m grpc_tools.protoc -I protos --python_out=clients/python --pyi_out=clients/python --grpc_python_out=clients/python protos/pagedkv/v1/*.proto
+protos: $(STAMP) ## generate the Python stubs from protos/
+	$(BIN)/python tools/stubs.py write
+
+.PHONY: check
+check: $(STAMP) ## ruff, mypy, import-linter, buf lint, stubs up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(BIN)/python tools/stubs.py check
+
+.PHONY: test
+test: $(STAMP) $(MODEL) ## every test; ARGS="tests/core -k fork" for some
+	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),--check-skips)
+
+.PHONY: demo
+demo: $(STAMP) $(MODEL) ## eight prompts at once through real processes, as they stream
+	$(BIN)/python clients/python/examples/demo.py --model $(MODEL)
+
+.PHONY: bench
+bench: $(STAMP) $(MODEL) ## every figure that the README states
+	$(BIN)/python -m benchmarks --model $(MODEL)
+
+.PHONY: test-compose
+test-compose: $(STAMP) ## bring the compose project up on the running Docker engine, try it, take it down
+	$(BIN)/python -m pytest tests/compose --compose
+
+.PHONY: clean
+clean: ## remove caches and build outputs; the environment and the model stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
