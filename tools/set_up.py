@@ -26,6 +26,8 @@ PYTHON = VENV / "bin" / "python"
 # No line of output for longer than this while pip works.
 QUIET_LIMIT_S = 10.0
 
+# Of pip's many lines, those that say what takes time now.
+_NEWS = ("Downloading", "Building", "Installing collected", "ERROR", "WARNING")
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
@@ -68,7 +70,7 @@ def pip(*arguments: str) -> None:
 
     threading.Thread(target=pump, daemon=True).start()
     began = spoke = time.monotonic()
-    doing = "starting pip"
+    doing, said = "starting pip", list[str]()
     try:
         while True:
             try:
@@ -78,23 +80,26 @@ def pip(*arguments: str) -> None:
             if line is None:
                 break
             now = time.monotonic()
-            if progress := _PROGRESS.match(line):
-                done, total = (int(number) / 1e6 for number in progress.groups())
-                if now - spoke >= QUIET_LIMIT_S:
-                    say(f"{now - began:4.0f} s  {doing}: {done:,.0f} of {total:,.0f} MB")
-                    spoke = now
-            elif line and not line.startswith(("Requirement already satisfied", "Looking in ")):
-                doing = line.strip() if len(line) <= 120 else line.strip()[:117] + "..."
+            progress = _PROGRESS.match(line)
+            if line and not progress:
+                said.append(line)
+            if line.lstrip().startswith(_NEWS):
+                doing = line.strip()[:100]
                 say(f"{now - began:4.0f} s  {doing}")
-                spoke = now
-            elif now - spoke >= QUIET_LIMIT_S:
+            elif now - spoke < QUIET_LIMIT_S:
+                continue
+            elif progress:
+                done, total = (int(number) / 1e6 for number in progress.groups())
+                say(f"{now - began:4.0f} s  {doing}: {done:,.0f} of {total:,.0f} MB")
+            else:
                 say(f"{now - began:4.0f} s  still at: {doing}")
-                spoke = now
+            spoke = now
     finally:
         process.terminate()
         status = process.wait()
     if status != 0:
-        sys.exit(f"setup: pip {arguments[0]} failed with status {status}; its words are above")
+        print(*said[-40:], sep="\n", file=sys.stderr)
+        sys.exit(f"setup: pip {arguments[0]} failed with status {status}; its last words are above")
 
 
 def main() -> None:
