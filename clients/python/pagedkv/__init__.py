@@ -1,0 +1,80 @@
+"""The client of pagedkv, a paged KV-cache block manager for LLM inference.
+
+    from pagedkv import Client
+
+    with Client("127.0.0.1:50061") as client:
+        for piece in client.generate("The capital of France is", max_tokens=32):
+            print(piece.text, end="")
+
+`AsyncClient` has the same calls for asyncio. Every failure is a `PagedKvError`.
+"""
+
+from pagedkv._async import AsyncClient, AsyncStream
+from pagedkv._errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    PagedKvError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pagedkv._sync import Client, Stream
+from pagedkv._types import (
+    Activity,
+    Audit,
+    BlockStates,
+    BlockTable,
+    Completion,
+    FinishReason,
+    Header,
+    Listing,
+    Model,
+    Piece,
+    Pool,
+    Sample,
+    SamplingOptions,
+    SequenceInfo,
+    SequenceState,
+    Sharing,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Aborted",
+    "Activity",
+    "AsyncClient",
+    "AsyncStream",
+    "Audit",
+    "BlockStates",
+    "BlockTable",
+    "Cancelled",
+    "Client",
+    "Completion",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "FinishReason",
+    "Header",
+    "Internal",
+    "InvalidArgument",
+    "Listing",
+    "Model",
+    "NotFound",
+    "PagedKvError",
+    "Piece",
+    "Pool",
+    "ResourceExhausted",
+    "Sample",
+    "SamplingOptions",
+    "SequenceInfo",
+    "SequenceState",
+    "Sharing",
+    "Stream",
+    "TokenLogprob",
+    "Unavailable",
+    "Usage",
+]

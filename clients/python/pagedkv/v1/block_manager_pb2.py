@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagedkv/v1/block_manager.proto\x12\npagedkv.v1\"B\n\x0bReplyHeader\x12\x12\n\nservice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"\x10\n\x0eGetPoolRequest\"\x81\x02\n\x0fGetPoolResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12%\n\x04host\x18\x05 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12$\n\x07sharing\x18\x06 \x01(\x0b\x32\x13.pagedkv.v1.Sharing\x12&\n\x08\x61\x63tivity\x18\x07 \x01(\x0b\x32\x14.pagedkv.v1.Activity\"\x80\x01\n\x0b\x42lockStates\x12\x0c\n\x04null\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06sealed\x18\x05 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xaa\x01\n\x07Sharing\x12\x15\n\rtable_entries\x18\x01 \x01(\x04\x12\x19\n\x11referenced_blocks\x18\x02 \x01(\x04\x12\x15\n\rshared_blocks\x18\x03 \x01(\x04\x12\x1a\n\x12peak_table_entries\x18\x04 \x01(\x04\x12\x1e\n\x16peak_referenced_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12peak_shared_blocks\x18\x06 \x01(\x04\"\xf9\x01\n\x08\x41\x63tivity\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x63opies_on_write\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\"\x16\n\x14ListSequencesRequest\"\xc5\x01\n\x15ListSequencesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x63omputed\x18\x04 \x03(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x15\n\rshared_blocks\x18\x06 \x03(\r\x12(\n\x05state\x18\x07 \x03(\x0e\x32\x19.pagedkv.v1.SequenceState\")\n\x15GetBlockTablesRequest\x12\x10\n\x08sequence\x18\x01 \x03(\x04\"\xb1\x01\n\x16GetBlockTablesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x03(\x04\x12\x0e\n\x06indptr\x18\x04 \x03(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x15\n\rlast_page_len\x18\x06 \x03(\r\x12\x10\n\x08refcount\x18\x07 \x03(\r\"\x0e\n\x0c\x41uditRequest\"L\n\rAuditResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nviolations\x18\x02 \x03(\t*g\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x32\xc6\x02\n\x13\x42lockManagerService\x12\x42\n\x07GetPool\x12\x1a.pagedkv.v1.GetPoolRequest\x1a\x1b.pagedkv.v1.GetPoolResponse\x12T\n\rListSequences\x12 .pagedkv.v1.ListSequencesRequest\x1a!.pagedkv.v1.ListSequencesResponse\x12W\n\x0eGetBlockTables\x12!.pagedkv.v1.GetBlockTablesRequest\x1a\".pagedkv.v1.GetBlockTablesResponse\x12<\n\x05\x41udit\x12\x18.pagedkv.v1.AuditRequest\x1a\x19.pagedkv.v1.AuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagedkv/v1/block_manager.proto\x12\npagedkv.v1\"B\n\x0bReplyHeader\x12\x12\n\nservice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"\x10\n\x0eGetPoolRequest\"\x81\x02\n\x0fGetPoolResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12%\n\x04host\x18\x05 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12$\n\x07sharing\x18\x06 \x01(\x0b\x32\x13.pagedkv.v1.Sharing\x12&\n\x08\x61\x63tivity\x18\x07 \x01(\x0b\x32\x14.pagedkv.v1.Activity\"\x80\x01\n\x0b\x42lockStates\x12\x0c\n\x04null\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06sealed\x18\x05 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xaa\x01\n\x07Sharing\x12\x15\n\rtable_entries\x18\x01 \x01(\x04\x12\x19\n\x11referenced_blocks\x18\x02 \x01(\x04\x12\x15\n\rshared_blocks\x18\x03 \x01(\x04\x12\x1a\n\x12peak_table_entries\x18\x04 \x01(\x04\x12\x1e\n\x16peak_referenced_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12peak_shared_blocks\x18\x06 \x01(\x04\"\x9f\x02\n\x08\x41\x63tivity\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x63opies_on_write\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x0f\n\x07step_us\x18\x0c \x01(\x04\x12\x13\n\x0b\x65xecutor_us\x18\r \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\"\x16\n\x14ListSequencesRequest\"\xc5\x01\n\x15ListSequencesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x63omputed\x18\x04 \x03(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x15\n\rshared_blocks\x18\x06 \x03(\r\x12(\n\x05state\x18\x07 \x03(\x0e\x32\x19.pagedkv.v1.SequenceState\")\n\x15GetBlockTablesRequest\x12\x10\n\x08sequence\x18\x01 \x03(\x04\"\xb1\x01\n\x16GetBlockTablesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x03(\x04\x12\x0e\n\x06indptr\x18\x04 \x03(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x15\n\rlast_page_len\x18\x06 \x03(\r\x12\x10\n\x08refcount\x18\x07 \x03(\r\"\x0e\n\x0c\x41uditRequest\"L\n\rAuditResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nviolations\x18\x02 \x03(\t*g\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x32\xc6\x02\n\x13\x42lockManagerService\x12\x42\n\x07GetPool\x12\x1a.pagedkv.v1.GetPoolRequest\x1a\x1b.pagedkv.v1.GetPoolResponse\x12T\n\rListSequences\x12 .pagedkv.v1.ListSequencesRequest\x1a!.pagedkv.v1.ListSequencesResponse\x12W\n\x0eGetBlockTables\x12!.pagedkv.v1.GetBlockTablesRequest\x1a\".pagedkv.v1.GetBlockTablesResponse\x12<\n\x05\x41udit\x12\x18.pagedkv.v1.AuditRequest\x1a\x19.pagedkv.v1.AuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagedkv.v1.block_manager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEQUENCESTATE']._serialized_start=1489
-  _globals['_SEQUENCESTATE']._serialized_end=1592
+  _globals['_SEQUENCESTATE']._serialized_start=1527
+  _globals['_SEQUENCESTATE']._serialized_end=1630
   _globals['_REPLYHEADER']._serialized_start=46
   _globals['_REPLYHEADER']._serialized_end=112
   _globals['_GETPOOLREQUEST']._serialized_start=114
@@ -44,19 +44,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHARING']._serialized_start=524
   _globals['_SHARING']._serialized_end=694
   _globals['_ACTIVITY']._serialized_start=697
-  _globals['_ACTIVITY']._serialized_end=946
-  _globals['_LISTSEQUENCESREQUEST']._serialized_start=948
-  _globals['_LISTSEQUENCESREQUEST']._serialized_end=970
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=973
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1170
-  _globals['_GETBLOCKTABLESREQUEST']._serialized_start=1172
-  _globals['_GETBLOCKTABLESREQUEST']._serialized_end=1213
-  _globals['_GETBLOCKTABLESRESPONSE']._serialized_start=1216
-  _globals['_GETBLOCKTABLESRESPONSE']._serialized_end=1393
-  _globals['_AUDITREQUEST']._serialized_start=1395
-  _globals['_AUDITREQUEST']._serialized_end=1409
-  _globals['_AUDITRESPONSE']._serialized_start=1411
-  _globals['_AUDITRESPONSE']._serialized_end=1487
-  _globals['_BLOCKMANAGERSERVICE']._serialized_start=1595
-  _globals['_BLOCKMANAGERSERVICE']._serialized_end=1921
+  _globals['_ACTIVITY']._serialized_end=984
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=986
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1008
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1011
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1208
+  _globals['_GETBLOCKTABLESREQUEST']._serialized_start=1210
+  _globals['_GETBLOCKTABLESREQUEST']._serialized_end=1251
+  _globals['_GETBLOCKTABLESRESPONSE']._serialized_start=1254
+  _globals['_GETBLOCKTABLESRESPONSE']._serialized_end=1431
+  _globals['_AUDITREQUEST']._serialized_start=1433
+  _globals['_AUDITREQUEST']._serialized_end=1447
+  _globals['_AUDITRESPONSE']._serialized_start=1449
+  _globals['_AUDITRESPONSE']._serialized_end=1525
+  _globals['_BLOCKMANAGERSERVICE']._serialized_start=1633
+  _globals['_BLOCKMANAGERSERVICE']._serialized_end=1959
 # @@protoc_insertion_point(module_scope)

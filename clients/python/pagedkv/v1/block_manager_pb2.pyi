@@ -83,7 +83,7 @@ class Sharing(_message.Message):
     def __init__(self, table_entries: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., peak_table_entries: _Optional[int] = ..., peak_referenced_blocks: _Optional[int] = ..., peak_shared_blocks: _Optional[int] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("steps", "prompt_tokens", "cached_tokens", "computed_tokens", "sampled_tokens", "copies_on_write", "evicted_blocks", "preemptions", "running", "waiting", "steps_in_flight")
+    __slots__ = ("steps", "prompt_tokens", "cached_tokens", "computed_tokens", "sampled_tokens", "copies_on_write", "evicted_blocks", "preemptions", "step_us", "executor_us", "running", "waiting", "steps_in_flight")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,8 @@ class Activity(_message.Message):
     COPIES_ON_WRITE_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_US_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -103,10 +105,12 @@ class Activity(_message.Message):
     copies_on_write: int
     evicted_blocks: int
     preemptions: int
+    step_us: int
+    executor_us: int
     running: int
     waiting: int
     steps_in_flight: int
-    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., copies_on_write: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., steps_in_flight: _Optional[int] = ...) -> None: ...
+    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., copies_on_write: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., step_us: _Optional[int] = ..., executor_us: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., steps_in_flight: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ()

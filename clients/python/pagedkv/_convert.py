@@ -1,0 +1,299 @@
+"""Between the messages of pagedkv.v1 and the SDK's own values: protobuf stops here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pagedkv._errors import Internal, InvalidArgument
+from pagedkv._types import (
+    Activity,
+    Audit,
+    BlockStates,
+    BlockTable,
+    Completion,
+    FinishReason,
+    Header,
+    Listing,
+    Model,
+    Piece,
+    Pool,
+    Sample,
+    SamplingOptions,
+    SequenceInfo,
+    SequenceState,
+    Sharing,
+    TokenLogprob,
+    Usage,
+)
+from pagedkv.v1 import block_manager_pb2, generation_pb2
+
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    generation_pb2.FINISH_REASON_UNSPECIFIED: None,
+    generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_SEQUENCE_STATES: dict[int, SequenceState] = {
+    block_manager_pb2.SEQUENCE_STATE_WAITING: SequenceState.WAITING,
+    block_manager_pb2.SEQUENCE_STATE_RUNNING: SequenceState.RUNNING,
+}
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def generate_request(
+    prompt: str | None,
+    chat: Sequence[Mapping[str, str]] | None,
+    token_ids: Iterable[int] | None,
+    model: str,
+    sampling: SamplingOptions,
+) -> generation_pb2.GenerateRequest:
+    """The request for exactly one of prompt, chat and token_ids.
+
+    Raises InvalidArgument for what cannot be put in a message at all; ranges are the service's to check.
+    """
+    if sum(given is not None for given in (prompt, chat, token_ids)) != 1:
+        raise InvalidArgument("PROMPT_MISSING", "give exactly one of prompt, chat and token_ids")
+    request = generation_pb2.GenerateRequest(sampling=_sampling_params(sampling))
+    try:
+        request.model = model
+        if prompt is not None:
+            request.text = prompt
+        elif chat is not None:
+            request.chat.messages.extend(_chat_message(message) for message in chat)
+            request.chat.SetInParent()
+    except UnicodeError as error:  # lone surrogates, as the shell's bytes become when they are no UTF-8
+        raise InvalidArgument("TEXT_NOT_UNICODE", "the prompt has characters that are no Unicode text") from error
+    if token_ids is not None:
+        ids = list(token_ids)
+        try:
+            request.token_ids.ids.extend(ids)
+        except ValueError as error:
+            wrong = next(token for token in ids if not 0 <= token < 2**32)
+            raise InvalidArgument(
+                "TOKEN_OUT_OF_RANGE", f"{wrong} is no token id", numbers={"token_id": wrong}
+            ) from error
+        request.token_ids.SetInParent()
+    return request
+
+
+def _chat_message(message: Mapping[str, str]) -> generation_pb2.ChatMessage:
+    if set(message) != {"role", "content"}:
+        raise InvalidArgument(
+            "CHAT_MESSAGE_INVALID",
+            f"a chat message has role and content, this one has {', '.join(message) or 'neither'}",
+        )
+    return generation_pb2.ChatMessage(role=message["role"], content=message["content"])
+
+
+def _sampling_params(sampling: SamplingOptions) -> generation_pb2.SamplingParams:
+    params = generation_pb2.SamplingParams()
+    for name, value in sampling.items():
+        if value is None:
+            continue
+        try:
+            if name == "stop":
+                params.stop.extend([value] if isinstance(value, str) else value)  # type: ignore[arg-type]
+            elif name == "stop_token_ids":
+                params.stop_token_ids.extend(value)  # type: ignore[arg-type]
+            else:
+                setattr(params, name, value)
+        except ValueError as error:  # negative or too wide for the field; UnicodeError is one too
+            raise InvalidArgument(
+                "PARAMETER_OUT_OF_RANGE", f"{name} cannot be {value!r}", numbers={name: str(value)}
+            ) from error
+    return params
+
+
+def tables_request(sequences: Iterable[int]) -> block_manager_pb2.GetBlockTablesRequest:
+    request = block_manager_pb2.GetBlockTablesRequest()
+    for sequence in sequences:
+        try:
+            request.sequence.append(sequence)
+        except ValueError as error:
+            raise InvalidArgument(
+                "SEQUENCE_OUT_OF_RANGE", f"{sequence} is no sequence id", numbers={"sequence": sequence}
+            ) from error
+    return request
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+def pieces(response: generation_pb2.GenerateResponse) -> list[Piece]:
+    """The rows of one message. Raises Internal when its columns do not fit together."""
+    rows = len(response.token_id)
+    width = len(response.top_token_id) // rows if rows else 0
+    columns_fit = (
+        len(response.sample) == len(response.text) == len(response.finish_reason) == rows
+        and len(response.logprob) in (0, rows)
+        and len(response.top_token_id) == len(response.top_logprob) == width * rows
+    )
+    if not columns_fit:
+        raise Internal("REPLY_INVALID", f"the columns of a message of {rows} rows differ in length")
+    top = [TokenLogprob(*pair) for pair in zip(response.top_token_id, response.top_logprob, strict=True)]
+    return [
+        Piece(
+            sample=response.sample[row],
+            token_id=response.token_id[row],
+            text=response.text[row],
+            finish_reason=_FINISH_REASONS.get(response.finish_reason[row], FinishReason.UNKNOWN),
+            logprob=response.logprob[row] if response.logprob else None,
+            top_logprobs=tuple(top[row * width : (row + 1) * width]),
+        )
+        for row in range(rows)
+    ]
+
+
+def usage(response: generation_pb2.GenerateResponse) -> Usage | None:
+    if not response.HasField("usage"):
+        return None
+    message = response.usage
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        completion_tokens=message.completion_tokens,
+        preemptions=message.preemptions,
+        seed=message.seed,
+    )
+
+
+def completion(stream: Iterable[Piece], usage: Usage, n: int) -> Completion:
+    """The pieces of a stream that came to its end, put together by sample.
+
+    Raises Internal when one of the `n` samples is missing or has no finish reason.
+    """
+    by_sample: dict[int, list[Piece]] = {}
+    for piece in stream:
+        by_sample.setdefault(piece.sample, []).append(piece)
+    if sorted(by_sample) != list(range(n)):
+        raise Internal("STREAM_INCOMPLETE", f"of {n} samples the stream had {sorted(by_sample)}")
+    return Completion(samples=tuple(_sample(by_sample[sample]) for sample in range(n)), usage=usage)
+
+
+def _sample(pieces: list[Piece]) -> Sample:
+    finish_reason = pieces[-1].finish_reason
+    if finish_reason is None:
+        raise Internal("STREAM_INCOMPLETE", f"the stream ended before sample {pieces[-1].sample} had")
+    return Sample(
+        sample=pieces[-1].sample,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(piece.token_id for piece in pieces),
+        finish_reason=finish_reason,
+        logprobs=tuple(piece.logprob for piece in pieces if piece.logprob is not None),
+        top_logprobs=tuple(piece.top_logprobs for piece in pieces if piece.top_logprobs),
+    )
+
+
+def models(response: generation_pb2.ListModelsResponse) -> tuple[Model, ...]:
+    return tuple(
+        Model(
+            id=model.id,
+            vocab_size=model.vocab_size,
+            max_context=model.max_context,
+            eos_token_ids=tuple(model.eos_token_ids),
+            accepts_text=model.accepts_text,
+            accepts_chat=model.accepts_chat,
+        )
+        for model in response.models
+    )
+
+
+# --- the page table ---------------------------------------------------------------------------------------------------
+
+
+def _header(header: block_manager_pb2.ReplyHeader) -> Header:
+    return Header(service_id=header.service_id, epoch=header.epoch, revision=header.revision)
+
+
+def _block_states(states: block_manager_pb2.BlockStates) -> BlockStates:
+    return BlockStates(
+        null=states.null,
+        free=states.free,
+        reserved=states.reserved,
+        active=states.active,
+        sealed=states.sealed,
+        cached=states.cached,
+        quarantined=states.quarantined,
+    )
+
+
+def pool(response: block_manager_pb2.GetPoolResponse) -> Pool:
+    sharing, activity = response.sharing, response.activity
+    return Pool(
+        header=_header(response.header),
+        block_size=response.block_size,
+        block_bytes=response.block_bytes,
+        device=_block_states(response.device),
+        host=_block_states(response.host),
+        sharing=Sharing(
+            table_entries=sharing.table_entries,
+            referenced_blocks=sharing.referenced_blocks,
+            shared_blocks=sharing.shared_blocks,
+            peak_table_entries=sharing.peak_table_entries,
+            peak_referenced_blocks=sharing.peak_referenced_blocks,
+            peak_shared_blocks=sharing.peak_shared_blocks,
+        ),
+        activity=Activity(
+            steps=activity.steps,
+            prompt_tokens=activity.prompt_tokens,
+            cached_tokens=activity.cached_tokens,
+            computed_tokens=activity.computed_tokens,
+            sampled_tokens=activity.sampled_tokens,
+            copies_on_write=activity.copies_on_write,
+            evicted_blocks=activity.evicted_blocks,
+            preemptions=activity.preemptions,
+            running=activity.running,
+            waiting=activity.waiting,
+            steps_in_flight=activity.steps_in_flight,
+        ),
+    )
+
+
+def sequences(response: block_manager_pb2.ListSequencesResponse) -> Listing[SequenceInfo]:
+    columns = (response.tokens, response.computed, response.blocks, response.shared_blocks, response.state)
+    if any(len(column) != len(response.sequence) for column in columns):
+        raise Internal("REPLY_INVALID", f"the columns of {len(response.sequence)} sequences differ in length")
+    return Listing(
+        header=_header(response.header),
+        items=tuple(
+            SequenceInfo(
+                sequence=sequence,
+                tokens=response.tokens[row],
+                computed=response.computed[row],
+                blocks=response.blocks[row],
+                shared_blocks=response.shared_blocks[row],
+                state=_SEQUENCE_STATES.get(response.state[row], SequenceState.UNKNOWN),
+            )
+            for row, sequence in enumerate(response.sequence)
+        ),
+    )
+
+
+def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockTable]:
+    rows, indptr = len(response.sequence), response.indptr
+    tables_fit = (
+        len(indptr) == rows + 1
+        and len(response.last_page_len) == rows
+        and len(response.indices) == len(response.refcount) == indptr[-1]
+    )
+    # A reply about no table may leave out the CSR's single 0.
+    if not tables_fit and (rows or response.indices):
+        raise Internal("REPLY_INVALID", f"the block tables of {rows} sequences do not fit their indptr")
+    return Listing(
+        header=_header(response.header),
+        items=tuple(
+            BlockTable(
+                sequence=sequence,
+                block_size=response.block_size,
+                blocks=tuple(response.indices[indptr[row] : indptr[row + 1]]),
+                refcounts=tuple(response.refcount[indptr[row] : indptr[row + 1]]),
+                last_page_len=response.last_page_len[row],
+            )
+            for row, sequence in enumerate(response.sequence)
+        ),
+    )
+
+
+def audit(response: block_manager_pb2.AuditResponse) -> Audit:
+    return Audit(header=_header(response.header), violations=tuple(response.violations))

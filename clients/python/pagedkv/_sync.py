@@ -1,0 +1,218 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagedkv import _convert
+from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
+from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
+from pagedkv._types import (
+    Audit,
+    BlockTable,
+    Completion,
+    Listing,
+    Model,
+    Piece,
+    Pool,
+    SamplingOptions,
+    SequenceInfo,
+    Usage,
+)
+from pagedkv.v1 import block_manager_pb2, block_manager_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+R = TypeVar("R")
+
+
+class Stream(Iterator[Piece]):
+    """The tokens of one call, as they are sampled: an iterator, and a context manager that ends the call.
+
+    The call runs from the moment that `Client.generate` returns. Whatever ends the reading early (leaving the `with`
+    block or the loop, an exception, Ctrl-C, dropping the stream) cancels the call, and the service takes its blocks
+    back. After `cancel()` the iteration ends, with `usage` None.
+    """
+
+    def __init__(self, call: Any, address: str, timeout: float | None) -> None:
+        self._call = call
+        self._address = address
+        self._timeout = timeout
+        self._ready: deque[Piece] = deque()
+        self._usage: Usage | None = None
+        self._cancelled = False
+        self._ended = False
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the call took; None before the stream has come to its end."""
+        return self._usage if self._ended else None
+
+    def cancel(self) -> None:
+        """Ends the call; may come from another thread, may come twice, does nothing after the end."""
+        if not self._ended:
+            self._cancelled = True
+            self._call.cancel()
+
+    def __next__(self) -> Piece:
+        while not self._cancelled and not self._ended:
+            if self._ready:
+                return self._ready.popleft()
+            self._receive()
+        raise StopIteration
+
+    def _receive(self) -> None:
+        """Waits for the next message, or for the end."""
+        try:
+            response = next(self._call, None)
+            if response is not None:
+                self._ready.extend(_convert.pieces(response))
+                self._usage = _convert.usage(response) or self._usage
+                return
+            if self._usage is None:
+                raise Internal("STREAM_INCOMPLETE", "the stream ended without usage")
+        except grpc.RpcError as error:
+            if not self._cancelled:
+                self._ended = True
+                raise from_rpc_error(error, self._address, self._timeout) from error
+        except BaseException:  # Ctrl-C while waiting, or a message that breaks the contract
+            self.cancel()
+            raise
+        else:
+            self._ended = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+class Client:
+    """A connection to one pagedkv service, over plain HTTP/2 (the service listens on loopback unless told otherwise).
+
+    address: host:port, or one of gRPC's schemes such as unix:/path. Nothing is dialled before the first call.
+    timeout: seconds that a call other than `generate` and `complete` may take, unless it is given its own.
+
+    May be used from several threads. Every call raises errors of the PagedKvError tree only: Unavailable when nobody
+    answers at the address (within seconds, never a hang), DeadlineExceeded when its timeout passes, FailedPrecondition
+    CLIENT_CLOSED after `close()`.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self.address = check_address(address)
+        self.timeout = timeout
+        self._closed = False
+        self._channel = grpc.insecure_channel(self.address, options=OPTIONS)
+        self._generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._block_manager: Any = block_manager_pb2_grpc.BlockManagerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Iterable[int] | None = None,
+        model: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Stream:
+        """Starts generating, and returns the stream of tokens.
+
+        prompt, chat, token_ids: exactly one. Text is tokenized by the service; chat is a list of {"role", "content"},
+                                 rendered with the model's template; token ids are taken as they are.
+        model:                   an id that `models()` gives; default: the one that is served.
+        timeout:                 seconds for the whole call; None: as long as it takes.
+        sampling:                see SamplingOptions.
+
+        Raises InvalidArgument at once for what cannot be sent; all else is raised by the iteration.
+        """
+        request = _convert.generate_request(prompt, chat, token_ids, model, sampling)
+        self._check_open()
+        return Stream(self._generation.Generate(request, timeout=timeout), self.address, timeout)
+
+    def complete(
+        self,
+        prompt: str | None = None,
+        *,
+        chat: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Iterable[int] | None = None,
+        model: str = "",
+        timeout: float | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Completion:
+        """Generates to the end, and returns all samples whole. Takes what `generate` takes."""
+        with self.generate(prompt, chat=chat, token_ids=token_ids, model=model, timeout=timeout, **sampling) as stream:
+            pieces = list(stream)
+        assert stream.usage is not None, "a stream that ends without an error has usage"
+        return _convert.completion(pieces, stream.usage, sampling.get("n") or 1)
+
+    def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
+        """The models that the service can generate with; empty while no executor is attached."""
+        return _convert.models(self._unary(self._generation.ListModels, generation_pb2.ListModelsRequest(), timeout))
+
+    def pool(self, *, timeout: float | None = None) -> Pool:
+        """Capacity and use of the pool, how much is shared, what the scheduler has done."""
+        return _convert.pool(self._unary(self._block_manager.GetPool, block_manager_pb2.GetPoolRequest(), timeout))
+
+    def sequences(self, *, timeout: float | None = None) -> Listing[SequenceInfo]:
+        """The sequences that are alive, oldest first."""
+        return _convert.sequences(
+            self._unary(self._block_manager.ListSequences, block_manager_pb2.ListSequencesRequest(), timeout)
+        )
+
+    def tables(self, sequences: Iterable[int] = (), *, timeout: float | None = None) -> Listing[BlockTable]:
+        """The block tables of these sequences (at most 4,096); of none named: of all that are alive.
+
+        Raises NotFound SEQUENCE_NOT_FOUND when one of them is not alive.
+        """
+        return _convert.tables(
+            self._unary(self._block_manager.GetBlockTables, _convert.tables_request(sequences), timeout)
+        )
+
+    def audit(self, *, timeout: float | None = None) -> Audit:
+        """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""
+        return _convert.audit(self._unary(self._block_manager.Audit, block_manager_pb2.AuditRequest(), timeout))
+
+    def healthy(self, *, timeout: float | None = None) -> bool:
+        """Whether the service answers, within the timeout, that it is SERVING: an executor is attached."""
+        try:
+            response = self._unary(self._health.Check, health_pb2.HealthCheckRequest(), timeout)
+        except (Unavailable, DeadlineExceeded):
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        """Closes the connection; streams that are still open end with Cancelled."""
+        self._closed = True
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unary(self, method: Callable[..., R], request: object, timeout: float | None) -> R:
+        self._check_open()
+        timeout = self.timeout if timeout is None else timeout
+        try:
+            return method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.address, timeout) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPrecondition("CLIENT_CLOSED", f"this client of {self.address} was closed: make a new one")
