@@ -1,0 +1,1 @@
+"""Hugging Face causal language models, their attention replaced by the paged kernels."""
