@@ -1,0 +1,392 @@
+"""The running service: one page table and step loop, one op stream, the executor at its other end.
+
+Everything happens in one event loop and one call at a time: the core has a single writer and needs no lock.
+
+    gateways ── submit / cancel ──► StepLoop ── plan ──► OpStream ── send ──► Link ──► executor
+             ◄── rows of tokens ──         ◄── complete ──        ◄── result ──
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from block_manager_svc.core import PageTable
+from block_manager_svc.core.errors import Aborted, AlreadyExists, InvalidArgument, Refused, Unavailable
+from block_manager_svc.core.step import I32, StepOutputs, StepPlan
+from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
+from block_manager_svc.scheduling.loop import Capacity, StepLoop
+from block_manager_svc.scheduling.request import Sampling, SequenceState, TokenRow
+from block_manager_svc.text.model import TextModel
+
+log = structlog.get_logger(__name__)
+
+RETRY_SOON = 1.0  # seconds; how long a restart of the other side usually takes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    token_budget: int = 2048  # tokens computed in one step
+    max_running: int = 256  # samples running at once
+    max_queue: int = 1024  # calls waiting
+    executor_grace_s: float = 30.0  # how long calls outlive their executor
+    heartbeat_interval_ms: int = 1000
+    silence_limit_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    id: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorHello:
+    """What an executor says of itself when it attaches."""
+
+    position: Position
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    block_bytes: int
+    layout_hash: bytes
+    max_rows: int
+    max_batch_tokens: int
+    max_blocks_per_row: int
+    model: ModelInfo
+    files: Mapping[str, bytes]
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    reset: bool
+    results_durable_through: int
+    resend: tuple[SentStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The counters and gauges of GetPool, as block_manager.proto names them."""
+
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    sampled_tokens: int
+    copies_on_write: int
+    evicted_blocks: int
+    preemptions: int
+    step_us: int
+    executor_us: int
+    running: int
+    waiting: int
+    steps_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    preemptions: int
+
+
+class Link(Protocol):
+    """The open stream to an executor."""
+
+    def send(self, step: SentStep, results_durable_through: int) -> None: ...
+
+    def close(self, why: Refused) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    on_rows: Callable[[list[TokenRow]], None]
+    on_failed: Callable[[Refused], None]
+
+
+class Manager:
+    """Joins loop, stream and link. All methods are to be called in the event loop that it was made in.
+
+    encode(plan, step_id) gives the wire form of a step; on_serving_change is called with True when an executor
+    has attached and with False when it is gone.
+    """
+
+    def __init__(self, limits: Limits, encode: Callable[[StepPlan, int], bytes]) -> None:
+        self.limits = limits
+        self.service_id = uuid.uuid4().hex
+        self.model: ModelInfo | None = None  # None: no executor is attached now
+        self.text: TextModel | None = None
+        self.block_bytes = 0
+        self.num_host_blocks = 0
+        self.draining = False
+        self.on_serving_change: list[Callable[[bool], None]] = []
+        self._encode = encode
+        self._stream = OpStream(self.service_id)
+        self._loop: StepLoop | None = None
+        self._link: Link | None = None
+        self._callers: dict[int, _Caller] = {}
+        self._grace: asyncio.TimerHandle | None = None
+        self._awake = False
+        self._idle = asyncio.Event()  # no calls
+        self._idle.set()
+        self._steps = self._step_ns = self._executor_us = 0
+        self._step_began = 0
+        self._before = (0, 0)  # copies on write, evicted blocks of pools that were reset
+
+    # --- calls ------------------------------------------------------------------------------------------------------
+
+    def max_new_tokens(self, prompt: int) -> int:
+        """Tokens that can follow a prompt of this many, to the end of the context or of the pool; 0 when none."""
+        return max(0, self._ready().longest() - prompt)
+
+    def submit(
+        self,
+        prompt: I32,
+        sampling: Sampling,
+        on_rows: Callable[[list[TokenRow]], None],
+        on_failed: Callable[[Refused], None],
+    ) -> int:
+        """Queues a call and gives its id. `on_rows` gets each step's tokens, `on_failed` ends the call instead.
+
+        The call is known until cancel(). Raises Refused as StepLoop.submit, or EXECUTOR_UNAVAILABLE, DRAINING.
+        """
+        call = self._ready().submit(prompt, sampling)
+        self._callers[call] = _Caller(on_rows, on_failed)
+        self._idle.clear()
+        self._wake()
+        return call
+
+    def _ready(self) -> StepLoop:
+        if self.draining:
+            raise Unavailable("DRAINING", "this service is about to stop: call another instance")
+        if self._loop is None or self.model is None:
+            raise Unavailable(
+                "EXECUTOR_UNAVAILABLE", "no executor is attached: start one, or try again", retry_after=RETRY_SOON
+            )
+        return self._loop
+
+    def stop_sample(self, call: int, sample: int) -> None:
+        """Ends one sample now; nothing happens when it has ended."""
+        if self._loop is not None:
+            self._loop.stop_sample(call, sample)
+
+    def usage(self, call: int) -> Usage:
+        """Of a call that is known. Raises KeyError else."""
+        assert self._loop is not None
+        known = self._loop.call(call)
+        return Usage(len(known.prompt), max(0, known.cached_tokens), known.completion_tokens, known.preemptions)
+
+    def cancel(self, call: int) -> None:
+        """Ends a call and forgets it; its blocks are free for the next step. Idempotent."""
+        self._callers.pop(call, None)
+        if self._loop is not None:
+            self._loop.cancel(call)
+            self._wake()  # what waited for its blocks may go on
+        if not self._callers:
+            self._idle.set()
+
+    def _fail(self, call: int, why: Refused) -> None:
+        if caller := self._callers.get(call):
+            self.cancel(call)
+            caller.on_failed(why)
+
+    async def drain(self, grace: float) -> None:
+        """Takes no more calls; lets the running ones finish for `grace` seconds, then fails them."""
+        self.draining = True
+        self._tell(False)
+        log.info("draining", calls=len(self._callers), grace_s=grace)
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace)
+        except TimeoutError:
+            for call in list(self._callers):
+                self._fail(call, Unavailable("DRAINING", f"not finished within the {grace} s of grace: call another"))
+        if self._link is not None:
+            self._link.close(Unavailable("DRAINING", "this service is about to stop: attach again after a pause"))
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Sends the next step, if there is one to send and somebody to send it to."""
+        self._awake = False
+        if self._loop is None or self._link is None:
+            return
+        began = time.perf_counter_ns()
+        plan = self._loop.plan()
+        if plan is None:
+            return
+        self._step_began = began
+        step = self._stream.push(self._encode(plan, self._stream.last_step + 1))
+        self._link.send(step, self._stream.results_durable_through)
+
+    def take_result(self, link: Link, step_id: int, outputs: StepOutputs, executor_us: int) -> None:
+        """A result from the executor. A result that came before is ignored; one that can't be ends the link."""
+        if link is not self._link or self._loop is None:
+            return
+        try:
+            if not self._stream.record(step_id):
+                return
+            news = self._loop.complete(outputs)
+        except ValueError as error:
+            self.distrust(link, InvalidArgument("RESULT_INVALID", f"step {step_id}: {error}", step_id=step_id))
+            return
+        self._steps += 1
+        self._executor_us += executor_us
+        self._pump()  # the executor computes while the tokens are handed out
+        for call, rows in news.items():
+            if caller := self._callers.get(call):
+                caller.on_rows(rows)
+        self._step_ns += time.perf_counter_ns() - self._step_began
+
+    # --- the executor -------------------------------------------------------------------------------------------------
+
+    def attach(self, hello: ExecutorHello, link: Link) -> Welcome:
+        """Takes an executor in, to go on or to begin anew as docs/protocol.md decides. Raises Refused."""
+        if self.draining:
+            raise Unavailable("DRAINING", "this service is about to stop", retry_after=RETRY_SOON)
+        position = hello.position
+        if self._link is not None:
+            if position.boot_id != self._stream.boot_id:
+                raise AlreadyExists(
+                    "EXECUTOR_PRESENT",
+                    f"executor {self._stream.boot_id} is attached and alive: stop it first",
+                    retry_after=RETRY_SOON,
+                    boot_id=self._stream.boot_id,
+                )
+            self._link.close(Aborted("ATTACH_REPLACED", "a newer stream of the same boot took over"))
+            self.detach(self._link)
+        decision = self._stream.reconcile(position)
+        if isinstance(decision, Reset):
+            text = TextModel.from_files(hello.files, hello.model.vocab_size)
+            self._stream.reset(position.boot_id, above_epoch=position.epoch)
+            self._restart(hello)
+            self.text = text
+            welcome = Welcome(True, 0, ())
+            log.info("executor attached, pool reset", why=decision.reason, **_describe(hello))
+        else:
+            welcome = Welcome(False, self._stream.results_durable_through, decision.resend)
+            log.info("executor attached, goes on", resend=len(decision.resend), **_describe(hello))
+        self._link = link
+        self.model = replace(hello.model, max_context=self._capacity(hello).max_context)
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        self._tell(True)
+        self._wake()
+        return welcome
+
+    def _capacity(self, hello: ExecutorHello) -> Capacity:
+        token_budget = min(self.limits.token_budget, hello.max_batch_tokens)
+        return Capacity(
+            max_context=min(hello.model.max_context, hello.max_blocks_per_row * hello.block_size),
+            max_rows=min(self.limits.max_running, hello.max_rows, token_budget),
+            token_budget=token_budget,
+            max_waiting=self.limits.max_queue,
+        )
+
+    def _restart(self, hello: ExecutorHello) -> None:
+        """A new page table for an empty pool; the sequences of the old one recompute in it."""
+        first = 1 if self._loop is None else self._loop.table.next_sequence
+        table = PageTable(hello.num_blocks, hello.block_size, first_sequence=first)
+        namespace = hello.model.id.encode()
+        self.block_bytes, self.num_host_blocks = hello.block_bytes, hello.num_host_blocks
+        if self._loop is None:
+            self._loop = StepLoop(table, self._capacity(hello), namespace)
+            return
+        old = self._loop.table.counters
+        self._before = (self._before[0] + old.copies_on_write, self._before[1] + old.evicted_blocks)
+        for call, why in self._loop.reset(table, self._capacity(hello), namespace).items():
+            self._fail(call, why)
+
+    def detach(self, link: Link) -> None:
+        """The link is closed. Calls wait for an executor to come, for a while."""
+        if link is not self._link:
+            return
+        self._link = None
+        self.model = None
+        self._tell(False)
+        if self._callers and not self.draining:
+            grace = self.limits.executor_grace_s
+            log.warning("executor is gone", boot_id=self._stream.boot_id, calls=len(self._callers), grace_s=grace)
+        else:
+            log.info("executor is gone", boot_id=self._stream.boot_id)
+        self._grace = asyncio.get_running_loop().call_later(self.limits.executor_grace_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._grace = None
+        why = f"no executor came back within {self.limits.executor_grace_s} s: try again"
+        for call in list(self._callers):
+            self._fail(call, Unavailable("EXECUTOR_UNAVAILABLE", why, retry_after=RETRY_SOON))
+
+    def distrust(self, link: Link, why: Refused) -> None:
+        """The two sides disagree on a step: say so, close, and begin anew when the executor attaches again."""
+        log.error("the executor and the service disagree", reason=why.reason, message=why.message, **why.numbers)
+        self._stream.boot_id = ""
+        link.close(why)
+        self.detach(link)
+
+    def _tell(self, serving: bool) -> None:
+        for listener in self.on_serving_change:
+            listener(serving)
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._stream.epoch
+
+    @property
+    def results_durable_through(self) -> int:
+        return self._stream.results_durable_through
+
+    @property
+    def page_table(self) -> PageTable | None:
+        """That of the executor attached last; None before the first."""
+        return None if self._loop is None else self._loop.table
+
+    def sequence_states(self) -> dict[int, SequenceState]:
+        return {} if self._loop is None else self._loop.sequence_states()
+
+    def activity(self) -> Activity:
+        """Raises AssertionError before the first executor."""
+        assert self._loop is not None
+        counters, pool = self._loop.counters, self._loop.table.counters
+        return Activity(
+            steps=self._steps,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            computed_tokens=counters.computed_tokens,
+            sampled_tokens=counters.sampled_tokens,
+            copies_on_write=self._before[0] + pool.copies_on_write,
+            evicted_blocks=self._before[1] + pool.evicted_blocks,
+            preemptions=counters.preemptions,
+            step_us=self._step_ns // 1000,
+            executor_us=self._executor_us,
+            running=self._loop.running,
+            waiting=self._loop.waiting,
+            steps_in_flight=self._stream.in_flight,
+        )
+
+
+def _describe(hello: ExecutorHello) -> dict[str, object]:
+    return {
+        "boot_id": hello.position.boot_id,
+        "model": hello.model.id,
+        "blocks": hello.num_blocks,
+        "block_size": hello.block_size,
+        "address": hello.address,
+    }

@@ -1,0 +1,483 @@
+"""The step loop: continuous batching over the page table, with chunked prefill under a token budget.
+
+One step at a time, for one executor:
+
+    submit ─► waiting ─admit─► running ─┐
+                 ▲                      │  plan()      what to compute, which blocks move
+                 └──── preempt ─────────┤  (executor computes)
+                                        │  complete()  tokens in, blocks sealed, the finished freed
+                                        └► finished
+
+Running samples are served oldest first: decodes (Sarathi-Serve, OSDI'24, section 4: they cost one token each),
+then prefill chunks with what is left of the budget, then new admissions in order of arrival. When blocks run
+out, the youngest running sample gives its blocks back and recomputes later (vLLM, SOSP'23, section 4.5).
+
+Pure: no I/O, no clock, no randomness, no threads.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from block_manager_svc.core import PageTable
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
+from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepOutputs, StepPlan, TableDeltas
+from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
+from block_manager_svc.scheduling.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one step and one sequence may be at most."""
+
+    max_context: int  # tokens of one sequence, prompt and completion
+    max_rows: int  # rows running at once
+    token_budget: int  # tokens computed in one step; at least max_rows, so that every decode has its turn
+    max_waiting: int  # calls waiting
+
+
+@dataclass(slots=True)
+class LoopCounters:
+    """Since the loop began; survives resets of the pool."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    sampled_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """The step that is being computed. A sample that ends meanwhile is marked finished; its outputs are dropped."""
+
+    samples: list[Sample]  # of the batch, in row order
+    upto: I32  # tokens of each that will be computed
+    sampled: list[int]  # positions in `samples` that are sampled
+
+
+class StepLoop:
+    """Decides each step. Calls are known by the ids that submit() gives."""
+
+    def __init__(self, table: PageTable, capacity: Capacity, namespace: bytes = b"") -> None:
+        self.counters = LoopCounters()
+        self._calls: dict[int, Call] = {}
+        self._last_call = 0
+        self._waiting: list[Sample] = []  # by arrival
+        self._running: list[Sample] = []  # by arrival
+        self._begin(table, capacity, namespace)
+
+    def _begin(self, table: PageTable, capacity: Capacity, namespace: bytes) -> None:
+        self.table = table
+        self.capacity = capacity
+        self._namespace = namespace
+        self._rows = Rows(capacity.max_rows)
+        self._in_flight: _InFlight | None = None
+        self._running_rows: I32 | None = None  # rows of _running, until it changes
+
+    # --- calls in -----------------------------------------------------------------------------------------------
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can ever be here, prompt and completion.
+
+        The last token of a sequence needs no slot: nothing attends to it.
+        """
+        return min(self.capacity.max_context, (self.table.num_blocks - 1) * self.table.block_size + 1)
+
+    def submit(self, prompt: I32, sampling: Sampling) -> int:
+        """Takes a call into the queue.
+
+        Raises InvalidArgument (PROMPT_TOO_LONG, PARAMETER_OUT_OF_RANGE) or ResourceExhausted (PROMPT_EXCEEDS_POOL,
+        QUEUE_FULL); nothing has changed then.
+        """
+        self._check_fits(len(prompt), sampling)
+        waiting = len(self._waiting)
+        if waiting >= self.capacity.max_waiting:
+            raise ResourceExhausted(
+                "QUEUE_FULL",
+                f"{waiting} calls wait already, the limit is {self.capacity.max_waiting}: try again in a second",
+                retry_after=1.0,
+                waiting=waiting,
+                limit=self.capacity.max_waiting,
+            )
+        call = Call(self._last_call + 1, prompt, sampling)
+        lead = call.samples[0]
+        lead.sequence = self.table.create(call.prompt, self._namespace)
+        self._last_call = call.id
+        self._calls[call.id] = call
+        self._waiting.append(lead)
+        self.counters.prompt_tokens += len(prompt)
+        return call.id
+
+    def _check_fits(self, prompt: int, sampling: Sampling) -> None:
+        if sampling.n > self.capacity.max_rows:
+            raise InvalidArgument(
+                "PARAMETER_OUT_OF_RANGE",
+                f"n = {sampling.n}, but at most {self.capacity.max_rows} samples run at once here: ask for fewer",
+                field="n",
+                value=sampling.n,
+                maximum=self.capacity.max_rows,
+            )
+        max_tokens = sampling.max_tokens
+        whole, context = prompt + max_tokens, self.capacity.max_context
+        if whole > context:
+            raise InvalidArgument(
+                "PROMPT_TOO_LONG",
+                f"{prompt} prompt tokens and {max_tokens} to generate are {whole}, the model's context is {context}: "
+                "shorten the prompt or lower max_tokens",
+                prompt_tokens=prompt,
+                max_tokens=max_tokens,
+                max_context=context,
+            )
+        if whole > self.longest():
+            usable = self.table.num_blocks - 1
+            raise ResourceExhausted(
+                "PROMPT_EXCEEDS_POOL",
+                f"{prompt} prompt tokens and {max_tokens} to generate need {-(-(whole - 1) // self.table.block_size)} "
+                f"blocks, the pool has {usable}: it can never fit, shorten it, lower max_tokens or grow the pool",
+                prompt_tokens=prompt,
+                max_tokens=max_tokens,
+                pool_blocks=usable,
+                block_size=self.table.block_size,
+            )
+
+    def call(self, call: int) -> Call:
+        return self._calls[call]
+
+    def stop_sample(self, call: int, index: int) -> None:
+        """Ends one sample now, on the caller's own judgement. Does nothing when it has ended."""
+        if call in self._calls:
+            self._end(self._calls[call].samples[index])
+
+    def cancel(self, call: int) -> None:
+        """Ends a call now and forgets it: its blocks are free for the next step. Does nothing when it is unknown.
+
+        A step that is being computed may still write to them; whatever takes them next comes later in the stream.
+        """
+        if (gone := self._calls.pop(call, None)) is not None:
+            for sample in gone.samples:
+                self._end(sample)
+
+    # --- a step out -----------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to compute or a step is in flight."""
+        if self._in_flight is not None or not (self._running or self._waiting):
+            return None
+        rows, chunk, preempted = self._serve_running()
+        if self._waiting and not preempted:
+            rows, chunk = self._admit(rows, chunk)
+        if not len(rows):
+            return None
+        return self._build(rows, chunk)
+
+    def _rows_of_running(self) -> I32:
+        if self._running_rows is None:
+            self._running_rows = np.fromiter((sample.row for sample in self._running), np.int32, len(self._running))
+        return self._running_rows
+
+    def _serve_running(self) -> tuple[I32, I32, bool]:
+        """Rows of running samples with the tokens that each computes; frees blocks by preemption until they fit."""
+        preempted = False
+        while True:
+            rows = self._rows_of_running()
+            sequences = self._rows.sequence[rows]
+            chunk = self.table.length(sequences) - self.table.computed(sequences)
+            chunk = _share(chunk, self.capacity.token_budget)
+            rows, sequences, chunk = _without_idle(rows, sequences, chunk)
+            upto = self.table.computed(sequences) + chunk
+            if int(self.table.blocks_needed(sequences, upto).sum()) <= self.table.available():
+                return rows, chunk, preempted
+            self._preempt(self._running[-1])
+            preempted = True
+
+    def _preempt(self, sample: Sample) -> None:
+        self._unseat(sample)
+        self.table.drop(np.array([sample.sequence], np.int64))
+        bisect.insort(self._waiting, sample, key=lambda waiting: waiting.arrival)
+        sample.call.preemptions += 1
+        self.counters.preemptions += 1
+
+    def _admit(self, rows: I32, chunk: I32) -> tuple[I32, I32]:
+        """Lets waiting samples in, in order of arrival, while rows, budget and blocks last.
+
+        Blocks are counted for all tokens that the running know, not only for this step's chunks, and one more for
+        each of them, so that an admission does not force a preemption right away.
+        """
+        budget = self.capacity.token_budget - int(chunk.sum())
+        places = self.capacity.max_rows - sum(sample.width for sample in self._running)
+        sequences = self._rows.sequence[self._rows_of_running()]
+        promised = int(self.table.blocks_needed(sequences, self.table.length(sequences)).sum()) + len(sequences)
+        new_rows: list[int] = []
+        new_chunks: list[int] = []
+        while self._waiting and budget > 0:
+            sample = self._waiting[0]
+            length = int(self.table.length(_one(sample.sequence))[0])
+            hits = self.table.match(sample.sequence)
+            blocks = -(-length // self.table.block_size) - hits.blocks
+            alone = not self._running
+            if sample.width > places:
+                break
+            if not alone and promised + blocks + hits.idle_blocks > self.table.available():
+                break
+            del self._waiting[0]
+            cached = self.table.reuse(sample.sequence)
+            if sample.call.cached_tokens < 0:
+                sample.call.cached_tokens = cached
+                self.counters.cached_tokens += cached
+            self._seat(sample)
+            places -= sample.width
+            promised += blocks + 1
+            new_rows.append(sample.row)
+            new_chunks.append(min(length - cached, budget))
+            budget -= new_chunks[-1]
+        return (
+            np.concatenate([rows, np.array(new_rows, np.int32)]),
+            np.concatenate([chunk, np.array(new_chunks, np.int32)]),
+        )
+
+    def _build(self, rows: I32, chunk: I32) -> StepPlan:
+        sequences = self._rows.sequence[rows]
+        start = self.table.computed(sequences)
+        upto = start + chunk
+        extended = self.table.extend(sequences, upto)
+        ops = BlockOps(
+            kind=np.full(len(extended.copy_src), OpKind.COPY, np.uint8), src=extended.copy_src, dst=extended.copy_dst
+        )
+        stale = self._rows.stale[rows]
+        fresh = ~stale[extended.delta_sequence]
+        deltas = TableDeltas(
+            rows[extended.delta_sequence], extended.delta_first, extended.delta_count, extended.delta_blocks
+        )
+        if not fresh.all():
+            deltas = _keep(deltas, fresh)
+        if stale.any():
+            deltas = _join(self._whole_tables(rows[stale]), deltas)
+            self._rows.stale[rows] = False
+
+        sampled = np.flatnonzero(upto == self.table.length(sequences))
+        samples = self._rows.seated(rows)
+        sampled_list = sampled.tolist()
+        fan_out = [(i, samples[at].width) for i, at in enumerate(sampled_list) if samples[at].width > 1]
+        self._in_flight = _InFlight(samples, upto, sampled_list)
+        return StepPlan(
+            ops=ops,
+            deltas=deltas,
+            batch=Batch(rows, start, chunk, self.table.token_range(sequences, start, upto)),
+            samples=self._rows.samples(rows[sampled], sampled, fan_out),
+        )
+
+    def _whole_tables(self, rows: I32) -> TableDeltas:
+        tables = self.table.tables(self._rows.sequence[rows])
+        count = np.diff(tables.indptr).astype(np.int32)
+        return TableDeltas(rows, np.zeros(len(rows), np.int32), count, tables.indices)
+
+    # --- a result in ------------------------------------------------------------------------------------------------
+
+    def complete(self, outputs: StepOutputs) -> dict[int, list[TokenRow]]:
+        """Takes the result of the step in flight; gives the new tokens of each call. Ended samples' tokens are dropped.
+
+        Raises ValueError when the outputs don't match the step; the step stays in flight.
+        """
+        step = self._in_flight
+        if step is None:
+            raise ValueError("a result, but no step is in flight")
+        picked = _Picked(step, outputs)
+        self._in_flight = None
+        alive = [i for i, sample in enumerate(step.samples) if sample.row >= 0]
+        sequences = np.array([step.samples[i].sequence for i in alive], np.int64)
+        upto = step.upto if len(alive) == len(step.samples) else step.upto[alive]
+        self.counters.computed_tokens += int((upto - self.table.computed(sequences)).sum())
+        self.table.commit(sequences, upto)
+
+        news: dict[int, list[TokenRow]] = {}
+        grown: list[int] = []
+        grown_tokens: list[int] = []
+        for source in step.sampled:
+            lead = step.samples[source]
+            samples = [lead] if lead.width == 1 else lead.call.samples
+            tokens = picked.take(len(samples), lead.call.sampling.logprobs)
+            if lead.row < 0:
+                continue  # it ended while it was computed, and with it all that it would have forked
+            if len(samples) > 1:
+                self._fork(lead)
+            rows = news.setdefault(lead.call.id, [])
+            for sample, (token, logprob, top) in zip(samples, tokens, strict=True):
+                if sample.finished:
+                    continue
+                finish = self._take_token(sample, token)
+                rows.append(TokenRow(sample.index, token, finish, logprob, top))
+                if finish is None:
+                    grown.append(sample.sequence)
+                    grown_tokens.append(token)
+                else:
+                    self._end(sample)
+        self.table.append(np.array(grown, np.int64), np.array(grown_tokens, np.int32))
+        return news
+
+    def _fork(self, lead: Sample) -> None:
+        call = lead.call
+        call.forked = True
+        children = [sample for sample in call.samples[1:] if not sample.finished]
+        at = self._running.index(lead) + 1
+        sequences = self.table.fork(lead.sequence, len(children)).tolist() if children else []
+        for sample, sequence in zip(children, sequences, strict=True):
+            sample.sequence = sequence
+            self._rows.take(sample)
+        self._running[at:at] = children
+        self._running_rows = None
+
+    def _take_token(self, sample: Sample, token: int) -> FinishReason | None:
+        sampling = sample.call.sampling
+        sample.generated += 1
+        self.counters.sampled_tokens += 1
+        if token in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if sample.generated >= sampling.max_tokens else None
+
+    # --- seats ------------------------------------------------------------------------------------------------------
+
+    def _seat(self, sample: Sample) -> None:
+        self._rows.take(sample)
+        bisect.insort(self._running, sample, key=lambda running: running.arrival)
+        self._running_rows = None
+
+    def _unseat(self, sample: Sample) -> None:
+        self._rows.release(sample)
+        self._running.remove(sample)
+        self._running_rows = None
+
+    def _end(self, sample: Sample) -> None:
+        if sample.finished:
+            return
+        sample.finished = True
+        call = sample.call
+        if not call.forked and not call.finished:
+            return  # the lead's sequence serves the samples that are left
+        holder = sample if call.forked else call.samples[0]
+        if holder.row >= 0:
+            self._unseat(holder)
+        elif holder in self._waiting:
+            self._waiting.remove(holder)
+        if holder.sequence:
+            self.table.free(_one(holder.sequence))
+            holder.sequence = 0
+
+    # --- the pool is lost ---------------------------------------------------------------------------------------------
+
+    def reset(self, table: PageTable, capacity: Capacity, namespace: bytes) -> dict[int, Refused]:
+        """Goes on with an empty pool: every live sample waits again and recomputes from its tokens.
+
+        Gives the calls that can't go on there, with the reason; they are forgotten.
+        """
+        tokens = {sample: self.table.tokens(sample.sequence) for sample in [*self._running, *self._waiting]}
+        other_model = namespace != self._namespace
+        self._begin(table, capacity, namespace)
+        self._running, self._waiting = [], []
+        lost: dict[int, Refused] = {}
+        for sample in sorted(tokens, key=lambda sample: sample.arrival):
+            call, sample.row, sample.sequence = sample.call, -1, 0
+            if call.id in lost:
+                continue
+            try:
+                if other_model:
+                    raise FailedPrecondition("MODEL_CHANGED", "the executor came back with another model: call again")
+                self._check_fits(len(call.prompt), call.sampling)
+            except Refused as refusal:
+                lost[call.id] = refusal
+                del self._calls[call.id]
+                continue
+            sample.sequence = table.create(tokens[sample], namespace)
+            self._waiting.append(sample)
+        return lost
+
+    def abandon(self) -> Iterable[int]:
+        """Ends every call; gives their ids."""
+        calls = list(self._calls)
+        for call in calls:
+            self.cancel(call)
+        return calls
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def sequence_states(self) -> dict[int, SequenceState]:
+        states = {sample.sequence: SequenceState.WAITING for sample in self._waiting}
+        states.update((sample.sequence, SequenceState.RUNNING) for sample in self._running)
+        return states
+
+
+class _Picked:
+    """Walks the output columns, sample by sample."""
+
+    def __init__(self, step: _InFlight, outputs: StepOutputs) -> None:
+        widths = [(step.samples[i].width, step.samples[i].call.sampling.logprobs) for i in step.sampled]
+        expected = (
+            sum(width for width, _ in widths),
+            sum(width for width, k in widths if k >= 0),
+            sum(width * k for width, k in widths if k > 0),
+        )
+        got = (len(outputs.token_ids), len(outputs.logprob), len(outputs.top_token_ids))
+        if got != expected or len(outputs.top_logprobs) != expected[2]:
+            raise ValueError(
+                f"outputs of {got} tokens, log-probabilities and alternatives, but {expected} were asked for"
+            )
+        self._tokens = iter(outputs.token_ids.tolist())
+        self._logprob = iter(outputs.logprob.tolist())
+        self._top = zip(outputs.top_token_ids.tolist(), outputs.top_logprobs.tolist(), strict=True)
+
+    def take(self, count: int, logprobs: int) -> list[tuple[int, float | None, tuple[tuple[int, float], ...]]]:
+        return [
+            (
+                next(self._tokens),
+                next(self._logprob) if logprobs >= 0 else None,
+                tuple(next(self._top) for _ in range(logprobs)),
+            )
+            for _ in range(count)
+        ]
+
+
+def _one(sequence: int) -> I64:
+    return np.array([sequence], np.int64)
+
+
+def _share(wanted: I32, budget: int) -> I32:
+    """Tokens for each, at most what it wants, `budget` in all: single tokens first, then in order."""
+    total = int(wanted.sum())
+    if total <= budget:
+        return wanted
+    order = np.argsort(wanted > 1, kind="stable")
+    before = np.cumsum(wanted[order]) - wanted[order]
+    share = np.empty_like(wanted)
+    share[order] = np.clip(budget - before, 0, wanted[order])
+    return share
+
+
+def _without_idle(rows: I32, sequences: I64, chunk: I32) -> tuple[I32, I64, I32]:
+    busy = chunk > 0
+    return (rows, sequences, chunk) if busy.all() else (rows[busy], sequences[busy], chunk[busy])
+
+
+def _keep(deltas: TableDeltas, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> TableDeltas:
+    blocks = deltas.blocks[np.repeat(mask, deltas.count)]
+    return TableDeltas(deltas.row[mask], deltas.first[mask], deltas.count[mask], blocks)
+
+
+def _join(a: TableDeltas, b: TableDeltas) -> TableDeltas:
+    return TableDeltas(
+        np.concatenate([a.row, b.row]),
+        np.concatenate([a.first, b.first]),
+        np.concatenate([a.count, b.count]),
+        np.concatenate([a.blocks, b.blocks]),
+    )
