@@ -15,6 +15,9 @@ MODEL       := $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
 STUBS       := clients/python/pagedkv/v1
 PROTO_FILES := $(wildcard protos/pagedkv/v1/*.proto)
 
+# Conversions of GGUF files, kept between runs.
+export PAGEDKV_EXECUTOR_MODEL_CACHE ?= $(CURDIR)/.cache/converted
+
 .PHONY: help
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -16,7 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 MODELS = CACHE / "models"
 # Conversions of GGUF files, kept between runs.
-MODEL_CACHE = CACHE / "converted"
+MODEL_CACHE = Path(os.environ.get("PAGEDKV_EXECUTOR_MODEL_CACHE", CACHE / "converted"))
 SMOLLM2 = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _stacks = pytest.StashKey[list[Stack]]()

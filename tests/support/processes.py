@@ -9,13 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-if TYPE_CHECKING:
-    from pagedkv import AsyncClient, Client
+from pagedkv import AsyncClient, Client
 
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 20.0
@@ -92,7 +90,11 @@ class Process:
             ProcessError: this process ended first, or the deadline passed.
         """
         end = time.monotonic() + deadline_s
-        options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 200),
+            ("grpc.enable_http_proxy", 0),
+        ]
         last = "no answer yet"
         with grpc.insecure_channel(address, options=options) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -195,16 +197,12 @@ class Stack:
 
     def client(self) -> Client:
         """A client of the service; closed with the stack."""
-        from pagedkv import Client
-
         client = Client(self.address)
         self._clients.append(client)
         return client
 
     def async_client(self) -> AsyncClient:
         """For the running event loop; use it as `async with`."""
-        from pagedkv import AsyncClient
-
         return AsyncClient(self.address)
 
     def log_tails(self) -> list[tuple[str, str]]:
