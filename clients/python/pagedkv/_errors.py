@@ -151,15 +151,10 @@ def from_rpc_error(error: grpc.RpcError, address: str, timeout: float | None) ->
         return kind(info.reason, message, numbers=numbers, retry_after=retry_after, code=code)
     # No details: the words are gRPC's own, or a proxy's.
     if kind is Unavailable:
-        return Unavailable(
-            "UNREACHABLE", f"no service answers at {address} ({message})", numbers={"address": address}, code=code
-        )
+        return Unavailable("UNREACHABLE", f"no service answers at {address} ({message})", code=code)
     if kind is DeadlineExceeded and timeout is not None:
         return DeadlineExceeded(
-            code,
-            f"{address} did not finish within {timeout:g} s",
-            numbers={"timeout": timeout, "address": address},
-            code=code,
+            code, f"{address} did not finish within {timeout:g} s", numbers={"timeout": timeout}, code=code
         )
     if kind is ResourceExhausted and (sizes := _TOO_LARGE.search(message)):
         size, limit = map(int, sizes.groups())

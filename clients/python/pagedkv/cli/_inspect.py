@@ -1,0 +1,161 @@
+"""Commands that look into the service and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pagedkv import BlockStates, BlockTable, Model, Pool, Unavailable
+from pagedkv.cli._app import Address, Format, Timeout, session
+from pagedkv.cli._output import Output, table, write_json, write_tables, write_text
+
+
+def status(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
+    """Health, model, pool, sharing and activity. Exit code 1 unless the service is SERVING."""
+    with session(context, address, output, timeout) as (client, fmt):
+        served = client.models()  # first: it fails where nobody answers
+        healthy = client.healthy()
+        try:
+            pool = client.pool()
+        except Unavailable as error:
+            if error.reason != "EXECUTOR_UNAVAILABLE":
+                raise
+            pool = None
+        if fmt is Output.JSON:
+            write_json({"address": client.address, "healthy": healthy, "models": served, "pool": pool})
+        else:
+            model = ", ".join(each.id for each in served) or "none: no executor is attached"
+            write_text(f"{client.address}: {'SERVING' if healthy else 'NOT SERVING'}, model {model}\n")
+            if pool is not None:
+                _write_pool(pool)
+        if not healthy:
+            raise typer.Exit(1)
+
+
+def _write_pool(pool: Pool) -> None:
+    header, sharing, activity = pool.header, pool.sharing, pool.activity
+    tiers = [pool.device, pool.host] if pool.host.total else [pool.device]
+    states = [
+        (state, *(getattr(tier, state) for tier in tiers))
+        for state in (*(field.name for field in dataclasses.fields(BlockStates)), "total")
+    ]
+    columns = ["state", "device", "host"][: 1 + len(tiers)]
+    write_text(
+        f"service {header.service_id}, epoch {header.epoch}, revision {header.revision}; "
+        f"a block holds {pool.block_size} tokens in {pool.block_bytes:,} bytes\n\n"
+    )
+    blocks = table("Blocks", columns, states)
+    shared = table(
+        "Sharing",
+        ["", "now", "peak"],
+        [
+            ("block table entries", sharing.table_entries, sharing.peak_table_entries),
+            ("blocks referenced", sharing.referenced_blocks, sharing.peak_referenced_blocks),
+            ("blocks shared", sharing.shared_blocks, sharing.peak_shared_blocks),
+        ],
+    )
+    counters = table(
+        "Activity",
+        ["", "count"],
+        [(field.name.replace("_", " "), getattr(activity, field.name)) for field in dataclasses.fields(activity)],
+    )
+    write_tables(blocks, shared, counters)
+
+
+def sequences(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
+    """The sequences that are alive, oldest first."""
+    with session(context, address, output, timeout) as (client, fmt):
+        listing = client.sequences()
+        if fmt is Output.JSON:
+            write_json({"header": listing.header, "sequences": listing.items})
+            return
+        rows = [
+            (str(each.sequence), each.state.value, each.tokens, each.computed, each.blocks, each.shared_blocks)
+            for each in listing
+        ]
+        write_tables(
+            table(f"Sequences: {len(rows)}", ["sequence", "state", "tokens", "computed", "blocks", "shared"], rows)
+        )
+
+
+def tables(
+    context: typer.Context,
+    sequence: Annotated[
+        list[int] | None, typer.Argument(help="Ids, as `kvctl sequences` lists them; none: all.")
+    ] = None,
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """Block tables: which blocks hold a sequence's tokens, and which of them others share."""
+    with session(context, address, output, timeout) as (client, fmt):
+        listing = client.tables(sequence or ())
+        if fmt is Output.JSON:
+            write_json({"header": listing.header, "tables": [_with_shared(each) for each in listing]})
+            return
+        if not listing:
+            write_text("no sequence is alive\n")
+        write_tables(*(_block_table(each) for each in listing))
+
+
+def _with_shared(block_table: BlockTable) -> dict[str, object]:
+    fields = {field.name: getattr(block_table, field.name) for field in dataclasses.fields(block_table)}
+    return fields | {"shared": block_table.shared, "tokens": block_table.tokens}
+
+
+def _block_table(block_table: BlockTable) -> Table:
+    first = range(0, block_table.tokens, block_table.block_size)
+    rows = [
+        (
+            str(index),
+            f"{start}..{min(start + block_table.block_size, block_table.tokens) - 1}",
+            str(block),
+            refcount,
+            shared,
+        )
+        for index, (start, block, refcount, shared) in enumerate(
+            zip(first, block_table.blocks, block_table.refcounts, block_table.shared, strict=True)
+        )
+    ]
+    size = f"{block_table.tokens:,} tokens in {len(rows):,} blocks"
+    title = f"Sequence {block_table.sequence}: {size}, {sum(block_table.shared):,} shared"
+    return table(title, ["logical", "tokens", "block", "refcount", "shared"], rows)
+
+
+def models(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
+    """The models that the service can generate with."""
+    with session(context, address, output, timeout) as (client, fmt):
+        served = client.models()
+        if fmt is Output.JSON:
+            write_json({"models": served})
+        elif served:
+            write_tables(
+                table(
+                    "Models", ["id", "vocabulary", "context", "end tokens", "takes"], [_model(each) for each in served]
+                )
+            )
+        else:
+            write_text("none: no executor is attached\n")
+
+
+def _model(model: Model) -> tuple[object, ...]:
+    takes = ["token ids"] + ["text"] * model.accepts_text + ["chat"] * model.accepts_chat
+    return model.id, model.vocab_size, model.max_context, " ".join(map(str, model.eos_token_ids)), ", ".join(takes)
+
+
+def audit(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
+    """Checks every invariant of the page table. Exit code 1 when one is violated."""
+    with session(context, address, output, timeout) as (client, fmt):
+        found = client.audit()
+        if fmt is Output.JSON:
+            write_json({"header": found.header, "ok": found.ok, "violations": found.violations})
+        else:
+            state = f"epoch {found.header.epoch}, revision {found.header.revision}"
+            write_text(f"{len(found.violations) or 'no'} violations at {state}\n")
+            for violation in found.violations:
+                write_text(f"  {violation}\n")
+        if not found.ok:
+            raise typer.Exit(1)
