@@ -1,0 +1,155 @@
+"""The executor's process: everything is built here, and the main thread computes what the link accepted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import uuid
+from types import FrameType
+
+import structlog
+import torch
+
+from gpu_executor.config import Settings
+from gpu_executor.engine import Engine
+from gpu_executor.link.client import LinkClient
+from gpu_executor.link.follower import Call, ComputeStep, Follower, ResetEngine
+from gpu_executor.link.server import ExecutorServer
+from gpu_executor.link.stream import Introduction
+from gpu_executor.memory import Budget, PoolPlan, host_free, plan_pool
+from gpu_executor.model import LoadedModel, load_model
+from gpu_executor.step import Geometry
+from gpu_executor.validate import Limits
+
+POISONED = 70
+"""Exit status after a failure past acceptance: a supervisor starts the executor again, with a new boot id."""
+
+DEFAULT_MEMORY = {"cuda": Budget(percent=85), "cpu": Budget(percent=25)}
+
+log = structlog.get_logger(__name__)
+
+
+class StopSignal:
+    """The first SIGTERM or SIGINT asks to stop after the step in hand, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._follower: Follower | None = None  # None: nothing is in hand yet, so the first one ends the process too
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def wake(self, follower: Follower) -> None:
+        """From here on the first signal wakes up who waits for the follower's jobs."""
+        self._follower = follower
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._follower is None:
+            os._exit(0)
+        if self.received:
+            os._exit(128 + number)
+        self.received = True
+        self._follower.jobs.put(None)  # SimpleQueue.put may interrupt a get of the same thread
+
+
+def serve(settings: Settings) -> None:
+    """Runs until it is told to stop. Raises ModelUnsupported, PoolTooLarge, OSError before anything is served."""
+    stop = StopSignal()
+    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    loaded = load_model(settings.model, dtype=dtype, device=device, cache_dir=settings.model_cache)
+    log.info("model loaded", model=loaded.model_id, dtype=dtype, device=str(device), max_context=loaded.max_context)
+
+    geometry = plan(settings, loaded, device, dtype).geometry
+    limits = Limits(
+        max_rows=settings.max_rows,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_blocks_per_row=-(-loaded.max_context // geometry.block_size),
+        vocab_size=loaded.vocab_size,
+        max_context=loaded.max_context,
+    )
+    engine = Engine(loaded, geometry, limits, device)
+    follower = Follower(geometry, limits, boot_id=uuid.uuid4().hex)
+    server = ExecutorServer(settings.listen, follower, engine) if settings.listen else None
+    introduction = Introduction(
+        model_id=loaded.model_id,
+        eos_token_ids=tuple(loaded.eos_token_ids),
+        files={name: data for name, data in loaded.files.items() if data},
+        executor_address=advertised(settings.listen, server.port) if server else "",
+    )
+    link = LinkClient(settings.service, follower, introduction)
+    stop.wake(follower)
+    if server:
+        server.start()
+    link.start()
+    log.info("started", boot_id=follower.boot_id, service=settings.service, executor=introduction.executor_address)
+
+    compute(engine, follower, stop)
+
+    log.info("stopping", completed=follower.position.completed)
+    link.stop()
+    if server:
+        server.stop()
+
+
+def compute(engine: Engine, follower: Follower, stop: StopSignal) -> None:
+    """Does the jobs in order, on the thread that owns the pool, until a signal came."""
+    while True:
+        job = follower.jobs.get()
+        if stop.received:
+            return
+        match job:
+            case ComputeStep(epoch, step):
+                if not follower.is_current(epoch):
+                    continue
+                try:
+                    outputs, timings = engine.execute(step)
+                except Exception:
+                    # The pool is in an unknown state, and a device that failed may hang in an orderly exit.
+                    log.critical("poisoned", epoch=epoch, step_id=step.step_id, exc_info=True)
+                    sys.stderr.flush()
+                    os._exit(POISONED)
+                follower.complete(epoch, step.step_id, outputs, timings)
+            case ResetEngine():
+                engine.reset()
+            case Call(function, future):
+                if future.set_running_or_notify_cancel():
+                    try:
+                        future.set_result(function())
+                    except Exception as error:
+                        future.set_exception(error)
+
+
+def plan(settings: Settings, loaded: LoadedModel, device: torch.device, dtype: str) -> PoolPlan:
+    """Sizes the pools by what is free with the model loaded, and logs the arithmetic."""
+    one_block = Geometry(
+        num_blocks=0,
+        num_host_blocks=0,
+        block_size=settings.block_size,
+        num_layers=loaded.num_layers,
+        num_kv_heads=loaded.num_kv_heads,
+        key_head_dim=loaded.key_head_dim,
+        value_head_dim=loaded.value_head_dim,
+        dtype=dtype,
+    )
+    free = host_free()
+    pools = plan_pool(
+        one_block,
+        blocks=settings.blocks,
+        memory=settings.memory or DEFAULT_MEMORY[device.type],
+        host_blocks=settings.host_blocks,
+        host_memory=settings.host_memory,
+        device_free=int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free,
+        host_free=free,
+        device_is_host=device.type == "cpu",
+    )
+    for line in pools.lines:
+        log.info(line)
+    return pools
+
+
+def advertised(listen: str, port: int) -> str:
+    """Where others reach what listens on `listen`; for all interfaces, under the name of this machine."""
+    host = listen.rpartition(":")[0]
+    return f"{socket.gethostname() if host in ('0.0.0.0', '[::]') else host}:{port}"
