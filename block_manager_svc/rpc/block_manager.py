@@ -1,0 +1,115 @@
+"""BlockManagerService: the page table, read from outside. The contract is protos/pagedkv/v1/block_manager.proto."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from block_manager_svc.core import PageTable
+from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound, Unavailable
+from block_manager_svc.manager import Manager
+from block_manager_svc.scheduling.request import SequenceState
+from pagedkv.v1 import block_manager_pb2 as pb
+from pagedkv.v1 import block_manager_pb2_grpc
+
+MAX_SEQUENCES = 4096
+_LARGEST = 2**63 - 1  # the wire's u64 holds more than the core's i64
+
+_STATES = {
+    SequenceState.WAITING: pb.SEQUENCE_STATE_WAITING,
+    SequenceState.RUNNING: pb.SEQUENCE_STATE_RUNNING,
+}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
+    """Each reply is made in one go in the event loop that also steps, so it is of one moment between two steps."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def GetPool(self, request: pb.GetPoolRequest, context: _Context) -> pb.GetPoolResponse:  # noqa: N802
+        table = self._table()
+        sharing, counters = table.sharing(), table.counters
+        return pb.GetPoolResponse(
+            header=self._header(table),
+            block_size=table.block_size,
+            block_bytes=self._manager.block_bytes,
+            device=pb.BlockStates(**asdict(table.states())),
+            host=pb.BlockStates(free=self._manager.num_host_blocks),
+            sharing=pb.Sharing(
+                table_entries=sharing.table_entries,
+                referenced_blocks=sharing.referenced_blocks,
+                shared_blocks=sharing.shared_blocks,
+                peak_table_entries=counters.peak_table_entries,
+                peak_referenced_blocks=counters.peak_referenced_blocks,
+                peak_shared_blocks=counters.peak_shared_blocks,
+            ),
+            activity=pb.Activity(**asdict(self._manager.activity())),
+        )
+
+    async def ListSequences(  # noqa: N802
+        self, request: pb.ListSequencesRequest, context: _Context
+    ) -> pb.ListSequencesResponse:
+        table = self._table()
+        sequences = table.sequences()
+        csr = table.tables(sequences)
+        # Shared entries before each entry, so that a table's are the difference of two (a table may be empty).
+        shared = np.concatenate(([0], np.cumsum(csr.refcount > 1)))
+        states = self._manager.sequence_states()
+        return pb.ListSequencesResponse(
+            header=self._header(table),
+            sequence=sequences.tolist(),
+            tokens=table.length(sequences).tolist(),
+            computed=table.computed(sequences).tolist(),
+            blocks=np.diff(csr.indptr).tolist(),
+            shared_blocks=np.diff(shared[csr.indptr]).tolist(),
+            state=[_STATES[states.get(sequence, SequenceState.WAITING)] for sequence in sequences.tolist()],
+        )
+
+    async def GetBlockTables(  # noqa: N802
+        self, request: pb.GetBlockTablesRequest, context: _Context
+    ) -> pb.GetBlockTablesResponse:
+        table = self._table()
+        asked = len(request.sequence)
+        if asked > MAX_SEQUENCES:
+            raise InvalidArgument(
+                "TOO_MANY_ITEMS",
+                f"{asked} sequences are asked for, at most {MAX_SEQUENCES} go at once: ask in parts",
+                asked=asked,
+                limit=MAX_SEQUENCES,
+            )
+        if asked and (largest := max(request.sequence)) > _LARGEST:
+            raise SequenceNotFound(largest)
+        sequences = np.array(request.sequence, np.int64) if asked else table.sequences()[:MAX_SEQUENCES]
+        csr = table.tables(sequences)
+        return pb.GetBlockTablesResponse(
+            header=self._header(table),
+            block_size=table.block_size,
+            sequence=sequences.tolist(),
+            indptr=csr.indptr.tolist(),
+            indices=csr.indices.tolist(),
+            last_page_len=csr.last_page_len.tolist(),
+            refcount=csr.refcount.tolist(),
+        )
+
+    async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
+        table = self._table()
+        return pb.AuditResponse(header=self._header(table), violations=table.check())
+
+    def _table(self) -> PageTable:
+        table = self._manager.page_table
+        if table is None:
+            raise Unavailable(
+                "EXECUTOR_UNAVAILABLE",
+                "no executor has attached yet, so there is no pool: start one, or try again",
+                retry_after=1.0,
+            )
+        return table
+
+    def _header(self, table: PageTable) -> pb.ReplyHeader:
+        return pb.ReplyHeader(service_id=self._manager.service_id, epoch=self._manager.epoch, revision=table.revision)
