@@ -62,7 +62,7 @@ bench: $(STAMP) $(MODEL) ## every figure that the README states
 
 .PHONY: test-compose
 test-compose: $(STAMP) ## bring the compose project up on the running Docker engine, try it, take it down
-	$(BIN)/python -m pytest tests/compose --compose
+	$(BIN)/python -m pytest -v -s tests/compose
 
 .PHONY: clean
 clean: ## remove caches and build outputs; the environment and the model stay
