@@ -1,0 +1,8 @@
+"""The page table: a single-writer, deterministic state machine. No I/O, no clock, no randomness, no threads."""
+
+from __future__ import annotations
+
+from block_manager_svc.core.page_table import PageTable
+from block_manager_svc.core.results import BlockStates, Counters, Extended, Match, Sharing, Tables
+
+__all__ = ["BlockStates", "Counters", "Extended", "Match", "PageTable", "Sharing", "Tables"]

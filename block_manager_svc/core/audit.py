@@ -1,0 +1,145 @@
+"""The invariants of the page table, each recomputed from what it is about. Costs time proportional to the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.sequences import Sequences
+
+
+def audit(sequences: Sequences, pool: BlockPool, block_size: int) -> list[str]:
+    """One sentence, with its numbers, for each invariant that does not hold."""
+    wrong = _rows(sequences, block_size)
+    if wrong:  # what follows reads through the rows
+        return wrong
+    return _references(sequences, pool) + _places(pool) + _counts(pool) + _contents(sequences, pool, block_size)
+
+
+def _rows(s: Sequences, block_size: int) -> list[str]:
+    """Each sequence is where its id says, and its columns are in order."""
+    wrong = s.check() + s.tokens.check("tokens") + s.tables.check("tables")
+    for row in s.alive().tolist():
+        name = f"sequence {s.id[row]}"
+        length, computed, writable, blocks = (int(c[row]) for c in (s.length, s.computed, s.writable, s.blocks))
+        if not 0 <= computed <= writable <= length:
+            wrong.append(f"{name} has {computed} computed of {writable} writable of {length} positions")
+        if writable > blocks * block_size:
+            wrong.append(f"{name} has {writable} writable positions in {blocks} blocks of {block_size}")
+        if length > s.tokens.capacity[row]:
+            wrong.append(f"{name} has {length} tokens in room for {s.tokens.capacity[row]}")
+        if blocks > s.tables.capacity[row]:
+            wrong.append(f"{name} has {blocks} blocks in room for {s.tables.capacity[row]}")
+    return wrong
+
+
+def _references(s: Sequences, pool: BlockPool) -> list[str]:
+    """refcount = table references; no table names a block twice, or one that is not there."""
+    wrong = []
+    named = np.zeros(pool.num_blocks, np.int64)
+    for row in s.alive().tolist():
+        table = s.tables.values(row, int(s.blocks[row]))
+        outside = table[(table < 1) | (table >= pool.num_blocks)]
+        if outside.size:
+            wrong.append(
+                f"the table of sequence {s.id[row]} names block {outside[0]}, outside 1 to {pool.num_blocks - 1}"
+            )
+            continue
+        blocks, times = np.unique(table, return_counts=True)
+        wrong += [f"the table of sequence {s.id[row]} names block {b} twice" for b in blocks[times > 1]]
+        np.add.at(named, table, 1)
+    wrong += [
+        f"block {b} has refcount {pool.refcount[b]}, {named[b]} table entries name it"
+        for b in (pool.refcount != named).nonzero()[0]
+    ]
+    return wrong
+
+
+def _places(pool: BlockPool) -> list[str]:
+    """A block with refcount 0 is in exactly one of free and cached, any other in none; nothing is held twice."""
+    wrong = pool.allocator.check() + pool.index.check()
+    cached = pool.cached.order()
+    times = np.bincount(cached, minlength=pool.num_blocks)
+    wrong += [f"block {b} is cached {times[b]} times" for b in (times > 1).nonzero()[0]]
+    places = np.minimum(times, 1)
+    places[pool.allocator.free_blocks()] += 1
+    expected = (pool.refcount == 0).astype(np.int64)
+    expected[0] = 0  # the null block is nowhere
+    wrong += [
+        f"block {b} has refcount {pool.refcount[b]} and is in {places[b]} of free and cached"
+        for b in (places != expected).nonzero()[0]
+    ]
+    # index ⇔ sealed or cached; a sealed block may be the double of a canonical one, a cached block may not.
+    has_key = np.array([pool.index.node(b) is not None for b in range(pool.num_blocks)])
+    wrong += [
+        f"block {b} is {'in' if has_key[b] else 'not in'} the index, its mark says otherwise"
+        for b in (has_key != pool.indexed).nonzero()[0]
+    ]
+    wrong += [f"block {b} is in the index and not sealed" for b in (pool.indexed & ~pool.sealed).nonzero()[0]]
+    idle = pool.refcount == 0
+    wrong += [
+        f"block {b} is unreferenced: {'sealed' if pool.sealed[b] else 'not sealed'}, "
+        f"{'in' if pool.indexed[b] else 'not in'} the index, {'cached' if times[b] else 'not cached'}"
+        for b in (idle & ((pool.sealed != (times > 0)) | (pool.indexed != (times > 0)))).nonzero()[0]
+    ]
+    return wrong
+
+
+def _counts(pool: BlockPool) -> list[str]:
+    """What is counted along the way equals what there is, and the states add up to the pool."""
+    states, sharing, refcount = pool.states(), pool.sharing(), pool.refcount
+    counted = {
+        "table entries": (sharing.table_entries, int(refcount.sum())),
+        "referenced blocks": (sharing.referenced_blocks, int((refcount >= 1).sum())),
+        "shared blocks": (sharing.shared_blocks, int((refcount >= 2).sum())),
+        "sealed blocks": (states.sealed, int((pool.sealed & (refcount >= 1)).sum())),
+    }
+    wrong = [f"{there} {name}, {count} are counted" for name, (count, there) in counted.items() if count != there]
+    total = states.null + states.free + states.reserved + states.active
+    total += states.sealed + states.cached + states.quarantined
+    if total != pool.num_blocks:
+        wrong.append(f"the states of blocks add up to {total}, the pool has {pool.num_blocks}: {states}")
+    return wrong
+
+
+def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
+    """Blocks hold what their holders think they hold.
+
+    What is computed and full is sealed; an indexed block is found by its holders' tokens, behind their block before it;
+    two tables share a block only in the same place, where their tokens up to what is written of it are equal.
+    """
+    wrong = []
+    first_holder: dict[int, tuple[int, int]] = {}
+    for row in s.alive().tolist():
+        name = f"sequence {s.id[row]}"
+        table = s.tables.values(row, int(s.blocks[row])).tolist()
+        tokens = s.tokens.values(row, int(s.length[row]))
+        full = int(s.computed[row]) // block_size
+        node = int(s.root[row])
+        for place, block in enumerate(table):
+            own = tokens[place * block_size : (place + 1) * block_size]
+            if place < full and not pool.sealed[block]:
+                wrong.append(f"block {block} of {name} is full and computed, and not sealed")
+            content = pool.index.content(block)
+            if content is not None:
+                parent, held = content
+                if held != own.tobytes():
+                    wrong.append(f"block {block} is indexed with other tokens than {name} has at {place * block_size}")
+                if node and place < full and parent != node:
+                    wrong.append(f"block {block} of {name} is indexed behind node {parent}, the block before is {node}")
+            # 0: the block before is not canonical, so which node stands for it is not known here.
+            node = pool.index.node(block) or 0
+            other, other_place = first_holder.setdefault(block, (row, place))
+            if other_place != place:
+                wrong.append(f"block {block} is entry {place} of {name} and {other_place} of sequence {s.id[other]}")
+                continue
+            # Below this both have written, or found written, what the block holds.
+            end = (place + 1) * block_size
+            end = end if pool.sealed[block] else min(end, int(s.writable[row]), int(s.writable[other]))
+            theirs = s.tokens.values(other, int(s.length[other]))[place * block_size : end]
+            if not np.array_equal(theirs, tokens[place * block_size : end]):
+                wrong.append(f"{name} and sequence {s.id[other]} share block {block}, their tokens differ before {end}")
+        node = pool.index.node(table[full - 1]) or 0 if full else int(s.root[row])
+        if node and node != s.node[row]:
+            wrong.append(f"{name} goes on from node {s.node[row]}, its {full} computed blocks end in {node}")
+    return wrong

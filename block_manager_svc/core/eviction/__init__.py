@@ -1,0 +1,31 @@
+"""Which cached block goes first when space is needed: one policy a file, all behind `EvictionPolicy`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from block_manager_svc.core.step import I64
+
+
+class EvictionPolicy(Protocol):
+    """An order over the cached blocks: those that nothing references and the prefix index still finds."""
+
+    def __len__(self) -> int:
+        """Number of blocks held."""
+
+    def add(self, blocks: I64) -> None:
+        """Holds blocks from now on; the earlier in `blocks`, the earlier to go. None may be held already."""
+
+    def remove(self, blocks: I64) -> None:
+        """Lets go of blocks, because a sequence references them again. All must be held."""
+
+    def evict(self, count: int) -> I64:
+        """Lets go of the `count` blocks to be given up first, in that order. At least `count` must be held."""
+
+    def order(self) -> I64:
+        """The blocks held, first to go first, for audits. Costs time proportional to their number."""
+
+
+from block_manager_svc.core.eviction.lru import LRU  # noqa: E402 - after the interface that it implements
+
+__all__ = ["LRU", "EvictionPolicy"]

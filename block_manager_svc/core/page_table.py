@@ -1,0 +1,421 @@
+"""The page table: who owns which blocks, and which block holds which tokens.
+
+One writer, no clock, no I/O, no randomness: the same commands give the same state, bit for bit. Every refusal is raised
+before anything was changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from block_manager_svc.core.arguments import Integers, column, integers, token_ids
+from block_manager_svc.core.audit import audit
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
+from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.ragged import ranges
+from block_manager_svc.core.results import BlockStates, Counters, Extended, Match, Sharing, Tables
+from block_manager_svc.core.sequences import Sequences
+from block_manager_svc.core.step import I32, I64
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What `extend` does for some sequences, decided and not done yet. Indices count within the argument.
+
+    copied, copied_entry:     index and logical block of each entry that is shared and copied, in decision order.
+    rewritten:                sealed blocks that are written in place.
+    """
+
+    rows: I64
+    upto: I64
+    blocks: I64  # entries of each table before
+    new: I64  # blocks that each table grows by
+    needed: I64  # new, and copies
+    total: int
+    copied: I64
+    copied_entry: I64
+    copied_block: I64
+    rewritten: I64
+
+
+class PageTable:
+    """Sequences over a pool of `num_blocks` blocks of `block_size` tokens; block 0 is the null block, never handed out.
+
+    Commands over a batch take `sequences` (int64, distinct) with one value for each, and run in that order.
+    Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
+    """
+
+    __slots__ = ("_plan_key", "_planned", "_pool", "_sequences", "block_size", "num_blocks", "revision")
+
+    def __init__(self, num_blocks: int, block_size: int, *, first_sequence: int = 1) -> None:
+        """first_sequence: the lowest id to give; that of a predecessor's `next_sequence` keeps ids unique across both."""
+        if not 2 <= num_blocks < 1 << 31:
+            raise InvalidArgument(
+                "POOL_SIZE_OUT_OF_RANGE",
+                f"a pool of {num_blocks} blocks: at least 2, below 2**31",
+                num_blocks=num_blocks,
+            )
+        if not 1 <= block_size < 1 << 16:
+            raise InvalidArgument(
+                "BLOCK_SIZE_OUT_OF_RANGE",
+                f"{block_size} tokens a block: at least 1, below 65536",
+                block_size=block_size,
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.revision = 0  # commands executed
+        self._sequences = Sequences(first=first_sequence)
+        self._pool = BlockPool(num_blocks, block_size)
+        # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
+        self._plan_key: tuple[int, bytes, bytes] | None = None
+        self._planned: _Plan | None = None
+
+    @property
+    def counters(self) -> Counters:
+        return self._pool.counters
+
+    def create(self, tokens: Integers, namespace: bytes = b"") -> int:
+        """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again."""
+        content = token_ids(tokens)
+        if not content.size:
+            raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        s = self._sequences
+        sequence = s.add()
+        row = s.row(sequence)
+        s.tokens.open(row, content)
+        s.length[row] = content.size
+        s.root[row] = s.node[row] = self._pool.index.root(namespace)
+        self._executed()
+        return sequence
+
+    def match(self, sequence: int) -> Match:
+        """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""
+        _, blocks = self._find(self._sequences.row(sequence))
+        idle = int(np.count_nonzero(self._pool.refcount[blocks] == 0)) if blocks else 0
+        return Match(len(blocks) * self.block_size, len(blocks), idle)
+
+    def reuse(self, sequence: int) -> int:
+        """References what `match` finds and counts it as computed. Returns the tokens that are computed now.
+
+        FailedPrecondition TABLE_NOT_EMPTY: only a sequence without blocks can begin with others'.
+        """
+        s = self._sequences
+        row = s.row(sequence)
+        if s.blocks[row]:
+            raise FailedPrecondition(
+                "TABLE_NOT_EMPTY",
+                f"sequence {sequence} has {s.blocks[row]} blocks: drop it first",
+                sequence=sequence,
+                blocks=int(s.blocks[row]),
+            )
+        node, blocks = self._find(row)
+        if blocks:
+            entries = np.array(blocks, np.int64)
+            self._pool.share(entries)
+            s.tables.reserve(np.array([row]), np.array([0]), np.array([entries.size]))
+            s.tables.values(row, entries.size)[:] = entries
+            s.blocks[row] = entries.size
+            s.computed[row] = s.writable[row] = entries.size * self.block_size
+            s.node[row] = node
+        self._executed()
+        return int(s.computed[row])
+
+    def blocks_needed(self, sequences: Integers, upto: Integers) -> I32:
+        """Blocks that `extend` would take for each, in this order: new ones, and copies of shared ones."""
+        return self._plan(sequences, upto).needed.astype(np.int32)
+
+    def available(self) -> int:
+        """Blocks that can be taken: free, or cached and evictable."""
+        return self._pool.available()
+
+    def extend(self, sequences: Integers, upto: Integers) -> Extended:
+        """Makes positions [computed, upto) of each writable: grows its table, and copies shared blocks in that range.
+
+        A block is copied exactly if its refcount is above 1 when its turn comes; so the last of its holders writes in
+        place. All or nothing: OutOfBlocks if free and evictable blocks together fall short.
+        """
+        plan = self._plan(sequences, upto)
+        if plan.total > self._pool.available():
+            raise OutOfBlocks(plan.total, self._pool.available())
+        s, pool = self._sequences, self._pool
+        rows = plan.rows
+        if plan.rewritten.size:
+            pool.unseal(plan.rewritten)
+        s.writable[rows] = np.maximum(s.writable[rows], plan.upto)
+        grown = plan.new.nonzero()[0]
+        if grown.size:
+            s.tables.reserve(rows[grown], plan.blocks[grown], plan.blocks[grown] + plan.new[grown])
+            s.blocks[rows[grown]] += plan.new[grown]
+        extended = self._place_with_copies(plan, grown) if plan.copied.size else self._place(plan, grown)
+        self._executed()
+        return extended
+
+    def append(self, sequences: Integers, tokens: Integers) -> None:
+        """One more token of content for each, in a slot that `extend` is still to make."""
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        content = token_ids(column(tokens, "tokens", ids.size))
+        rows = s.rows(ids)
+        length = s.length[rows]
+        longer = length + 1
+        s.tokens.reserve(rows, length, longer)
+        s.tokens.data[s.tokens.start[rows] + length] = content
+        s.length[rows] = longer
+        self._executed()
+
+    def commit(self, sequences: Integers, upto: Integers) -> None:
+        """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
+
+        InvalidArgument UPTO_NOT_WRITABLE: upto lies beyond what `extend` made writable.
+        """
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        to = column(upto, "upto", ids.size)
+        rows = s.rows(ids)
+        computed = s.computed[rows]
+        writable = s.writable[rows]
+        self._check_upto(ids, to, computed, writable, "UPTO_NOT_WRITABLE", "positions are writable")
+        full = to // self.block_size
+        before = computed // self.block_size
+        crossing = (full != before).nonzero()[0]
+        if crossing.size:
+            self._seal(rows[crossing], before[crossing], full[crossing] - before[crossing])
+        s.computed[rows] = to
+        self._executed()
+
+    def fork(self, sequence: int, count: int = 1) -> I64:
+        """`count` new sequences with the same tokens, computed positions and blocks. Takes no block, copies nothing."""
+        s = self._sequences
+        parent = s.row(sequence)
+        if count < 1:
+            raise InvalidArgument("COUNT_OUT_OF_RANGE", f"{count} children: at least 1", count=count)
+        children = np.array([s.add() for _ in range(count)], np.int64)
+        parent, rows = s.row(sequence), s.rows(children)
+        length, blocks = int(s.length[parent]), int(s.blocks[parent])
+        entries = s.tables.values(parent, blocks).copy()
+        tokens = s.tokens.values(parent, length).copy()
+        for row in rows.tolist():
+            s.tokens.open(row, tokens)
+            if blocks:
+                s.tables.open(row, entries)
+        for name in ("length", "computed", "blocks", "node", "root"):
+            values = getattr(s, name)
+            values[rows] = values[parent]
+        # What the parent may have in flight is its own; a child is given slots of its own before it writes.
+        s.writable[rows] = s.computed[parent]
+        self._pool.share(entries.astype(np.int64), count)
+        self._executed()
+        return children
+
+    def drop(self, sequences: Integers) -> None:
+        """Preemption by recomputation: gives all blocks back and keeps the tokens; nothing is computed any more."""
+        s = self._sequences
+        rows = s.rows(integers(sequences, "sequences"))
+        self._release(rows)
+        s.tables.close(rows)
+        for values in (s.blocks, s.computed, s.writable):
+            values[rows] = 0
+        s.node[rows] = s.root[rows]
+        self._executed()
+
+    def free(self, sequences: Integers) -> None:
+        """Ends sequences and gives their blocks back; what is sealed stays findable until its space is needed."""
+        s = self._sequences
+        rows = s.rows(integers(sequences, "sequences"))
+        self._release(rows)
+        s.remove(rows)
+        self._executed()
+
+    def tokens(self, sequence: int) -> I32:
+        """The tokens known of a sequence, a copy."""
+        s = self._sequences
+        row = s.row(sequence)
+        return s.tokens.values(row, int(s.length[row])).copy()
+
+    def token_range(self, sequences: Integers, first: Integers, upto: Integers) -> I32:
+        """Tokens at positions [first[i], upto[i]) of each, one sequence after another."""
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        begin, end = column(first, "first", ids.size), column(upto, "upto", ids.size)
+        rows = s.rows(ids)
+        self._check_upto(ids, end, begin, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
+        return s.tokens.gather(rows, begin, end - begin)
+
+    def length(self, sequences: Integers) -> I32:
+        """Tokens known of each."""
+        s = self._sequences
+        return s.length[s.rows(integers(sequences, "sequences"))].astype(np.int32)
+
+    def computed(self, sequences: Integers) -> I32:
+        """Positions of each whose K/V are written."""
+        s = self._sequences
+        return s.computed[s.rows(integers(sequences, "sequences"))].astype(np.int32)
+
+    def tables(self, sequences: Integers) -> Tables:
+        """Block tables as CSR."""
+        s = self._sequences
+        rows = s.rows(integers(sequences, "sequences"))
+        blocks = s.blocks[rows]
+        indptr = np.zeros(rows.size + 1, np.int32)
+        indptr[1:] = blocks.cumsum()
+        indices = s.tables.gather(rows, np.zeros_like(blocks), blocks)
+        last = s.writable[rows] - (blocks - 1) * self.block_size
+        last = np.where(blocks > 0, np.clip(last, 0, self.block_size), 0).astype(np.int32)
+        return Tables(indptr, indices, last, self._pool.refcount[indices])
+
+    @property
+    def next_sequence(self) -> int:
+        """No id from here on was given out."""
+        return self._sequences.next
+
+    def sequences(self) -> I64:
+        """Ids that are alive, in order of creation."""
+        return self._sequences.id[self._sequences.alive()]
+
+    def states(self) -> BlockStates:
+        return self._pool.states()
+
+    def sharing(self) -> Sharing:
+        return self._pool.sharing()
+
+    def check(self) -> list[str]:
+        """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
+        return audit(self._sequences, self._pool, self.block_size)
+
+    def _executed(self) -> None:
+        self.revision += 1
+        self._pool.note_peaks()
+
+    def _find(self, row: int) -> tuple[int, list[int]]:
+        s = self._sequences
+        whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
+        return self._pool.index.find(int(s.root[row]), s.tokens.values(row, whole).tobytes())
+
+    def _check_upto(self, ids: I64, upto: I64, computed: I64, limit: I64, beyond: str, what: str) -> None:
+        wrong = (upto < computed) | (upto > limit)
+        if b"\1" not in wrong.tobytes():
+            return
+        i = int(wrong.nonzero()[0][0])
+        sequence, to, done, most = int(ids[i]), int(upto[i]), int(computed[i]), int(limit[i])
+        if to < done:
+            raise InvalidArgument(
+                "UPTO_BELOW_COMPUTED",
+                f"upto {to} of sequence {sequence} lies below the {done} positions that are computed",
+                sequence=sequence,
+                upto=to,
+                computed=done,
+            )
+        raise InvalidArgument(
+            beyond, f"upto {to} of sequence {sequence}: only {most} {what}", sequence=sequence, upto=to, limit=most
+        )
+
+    def _plan(self, sequences: Integers, upto: Integers) -> _Plan:
+        ids = integers(sequences, "sequences")
+        to = column(upto, "upto", ids.size)
+        key = (self.revision, ids.tobytes(), to.tobytes())
+        if self._planned is None or self._plan_key != key:
+            self._planned = self._decide(ids, to)
+            self._plan_key = key
+        return self._planned
+
+    def _decide(self, ids: I64, upto: I64) -> _Plan:
+        s, pool, size = self._sequences, self._pool, self.block_size
+        rows = s.rows(ids)
+        computed = s.computed[rows]
+        self._check_upto(ids, upto, computed, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
+        blocks = s.blocks[rows]
+        pages = (upto + (size - 1)) // size
+        new = pages - blocks
+        new *= new > 0
+        # Entries that exist and are written: logical blocks [first, min(blocks, pages)), none where upto == computed.
+        first = computed // size
+        written = np.minimum(blocks, pages) - first
+        written *= upto > computed
+        at = (written > 0).nonzero()[0]
+        copied = copied_entry = copied_block = rewritten = _NONE
+        if at.size:
+            entry = first[at]
+            if int(written.max()) > 1:
+                at, entry = np.repeat(at, written[at]), ranges(entry, written[at])
+            block = s.tables.data[s.tables.start[rows[at]] + entry].astype(np.int64)
+            refcount = pool.refcount[block]
+            shared = refcount > 1
+            sealed = pool.sealed[block]
+            if b"\1" in (shared | sealed).tobytes():
+                copies = shared & (refcount - _occurrence(block) > 1)
+                copied, copied_entry, copied_block = at[copies], entry[copies], block[copies]
+                rewritten = block[sealed & ~copies]
+        needed = new
+        if copied.size:
+            needed = new + np.bincount(copied, minlength=ids.size)
+        return _Plan(rows, upto, blocks, new, needed, int(needed.sum()), copied, copied_entry, copied_block, rewritten)
+
+    def _place(self, plan: _Plan, grown: I64) -> Extended:
+        """Gives tables the new blocks at their ends; nothing is copied."""
+        count = plan.new[grown]
+        first = plan.blocks[grown]
+        taken = self._pool.take(plan.total).astype(np.int32)
+        tables = self._sequences.tables
+        tables.data[ranges(tables.start[plan.rows[grown]] + first, count)] = taken
+        none = _NONE.astype(np.int32)
+        return Extended(none, none, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken)
+
+    def _place_with_copies(self, plan: _Plan, grown: I64) -> Extended:
+        """As `_place`, and puts copies in the place of shared blocks; a sequence's entries in logical order."""
+        tables = self._sequences.tables
+        at = np.concatenate((plan.copied, np.repeat(grown, plan.new[grown])))
+        entry = np.concatenate((plan.copied_entry, ranges(plan.blocks[grown], plan.new[grown])))
+        source = np.concatenate((plan.copied_block, np.zeros(at.size - plan.copied.size, np.int64)))
+        order = np.lexsort((entry, at))
+        at, entry, source = at[order], entry[order], source[order]
+        taken = self._pool.take(plan.total)
+        tables.data[tables.start[plan.rows[at]] + entry] = taken
+        is_copy = source > 0
+        self._pool.release(source[is_copy])
+        self._pool.counters.copies_on_write += plan.copied.size
+        changed, start, entries = np.unique(at, return_index=True, return_counts=True)
+        first = entry[start]
+        count = entry[start + entries - 1] - first + 1
+        return Extended(
+            source[is_copy].astype(np.int32),
+            taken[is_copy].astype(np.int32),
+            changed.astype(np.int32),
+            first.astype(np.int32),
+            count.astype(np.int32),
+            tables.gather(plan.rows[changed], first, count),
+        )
+
+    def _seal(self, rows: I64, first: I64, count: I64) -> None:
+        """Seals logical blocks first[i] .. + count[i] of each row."""
+        s, pool, size = self._sequences, self._pool, self.block_size
+        tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
+        blocks = s.tables.gather(rows, first, count).tolist()
+        nodes = s.node[rows].tolist()
+        start = 0
+        for i, blocks_of_row in enumerate(count.tolist()):
+            end = start + blocks_of_row
+            nodes[i] = pool.seal(nodes[i], tokens[4 * size * start : 4 * size * end], blocks[start:end])
+            start = end
+        s.node[rows] = nodes
+
+    def _release(self, rows: I64) -> None:
+        s = self._sequences
+        blocks = s.blocks[rows]
+        # Tail before head: a block that is found only behind another goes before that other.
+        tables = [s.tables.values(row, n)[::-1] for row, n in zip(rows.tolist(), blocks.tolist(), strict=True)]
+        if tables:
+            self._pool.release(np.concatenate(tables).astype(np.int64))
+
+
+def _occurrence(values: I64) -> I64:
+    """How often each value occurred before it, in order."""
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    start = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    before = np.empty(values.size, np.int64)
+    before[order] = np.arange(values.size) - np.repeat(start, np.diff(start, append=values.size))
+    return before

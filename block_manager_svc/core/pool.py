@@ -1,0 +1,143 @@
+"""The physical blocks: who is free, how often each is referenced, what is sealed, findable, cached.
+
+FREE ─take→ ACTIVE ─seal→ SEALED ─last reference dropped→ CACHED (if it is in the index; else FREE)
+  ▲            │ last reference dropped                      │ evicted, or shared again → SEALED
+  └────────────┴─────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from block_manager_svc.core.allocator import BitmapAllocator
+from block_manager_svc.core.eviction import LRU, EvictionPolicy
+from block_manager_svc.core.prefix_index import PrefixIndex
+from block_manager_svc.core.results import BlockStates, Counters, Sharing
+from block_manager_svc.core.step import I32, I64
+
+
+class BlockPool:
+    """Blocks are int64 arrays of numbers in 1 .. num_blocks - 1. Callers check; nothing here refuses."""
+
+    __slots__ = (
+        "_entries",
+        "_referenced",
+        "_sealed",
+        "_shared",
+        "allocator",
+        "cached",
+        "counters",
+        "index",
+        "indexed",
+        "num_blocks",
+        "refcount",
+        "sealed",
+    )
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.allocator = BitmapAllocator(num_blocks)
+        self.cached: EvictionPolicy = LRU(num_blocks)
+        self.index = PrefixIndex(num_blocks, block_size)
+        self.refcount: I32 = np.zeros(num_blocks, np.int32)
+        self.sealed = np.zeros(num_blocks, bool)
+        self.indexed = np.zeros(num_blocks, bool)
+        self.counters = Counters()
+        # Kept current: the sum of all refcounts; how many blocks have at least 1, at least 2, are sealed with at least 1.
+        self._entries = 0
+        self._referenced = 0
+        self._shared = 0
+        self._sealed = 0
+
+    def available(self) -> int:
+        """Blocks that `take` can give: free or evictable."""
+        return len(self.allocator) + len(self.cached)
+
+    def take(self, count: int) -> I64:
+        """`count` blocks with one reference each, lowest numbers first; evicts what the free ones fall short of."""
+        short = count - len(self.allocator)
+        if short > 0:
+            victims = self.cached.evict(short)
+            self.index.remove(victims.tolist())
+            self.indexed[victims] = False
+            self.sealed[victims] = False
+            self.allocator.free(victims)
+            self.counters.evicted_blocks += short
+        blocks = self.allocator.allocate(count)
+        self.refcount[blocks] = 1
+        self.counters.allocated_blocks += count
+        self._entries += count
+        self._referenced += count
+        return blocks
+
+    def share(self, blocks: I64, count: int = 1) -> None:
+        """`count` more references to each of some distinct blocks; those that were cached leave the cache."""
+        before = self.refcount[blocks]
+        idle = blocks[before == 0]
+        if idle.size:
+            # Last first is how a sequence's blocks came in, see `release`.
+            self.cached.remove(idle[::-1])
+            self._referenced += idle.size
+            self._sealed += idle.size
+        self.refcount[blocks] = before + count
+        self._entries += count * blocks.size
+        self._shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
+
+    def release(self, blocks: I64) -> None:
+        """One reference less for each mention of a block. What becomes cached is evicted in this order."""
+        if not blocks.size:
+            return
+        last = np.unique(blocks[::-1], return_index=True)[1]
+        distinct = blocks if last.size == blocks.size else blocks[np.sort(blocks.size - 1 - last)]
+        before = self.refcount[distinct]
+        np.subtract.at(self.refcount, blocks, 1)
+        after = self.refcount[distinct]
+        self._entries -= blocks.size
+        self._shared -= int(np.count_nonzero((before >= 2) & (after < 2)))
+        dropped = distinct[after == 0]
+        self._referenced -= dropped.size
+        self._sealed -= int(np.count_nonzero(self.sealed[dropped]))
+        keep = self.indexed[dropped]
+        self.cached.add(dropped[keep])
+        gone = dropped[~keep]
+        self.sealed[gone] = False
+        self.allocator.free(gone)
+
+    def seal(self, node: int, tokens: bytes, blocks: list[int]) -> int:
+        """Seals blocks that hold `tokens` after the prefix `node`, and indexes those whose content is new there.
+
+        Returns the node after them.
+        """
+        node, indexed = self.index.insert(node, tokens, blocks)
+        self.sealed[blocks] = True
+        self.indexed[indexed] = True
+        self._sealed += len(blocks)
+        return node
+
+    def unseal(self, blocks: I64) -> None:
+        """Referenced, sealed blocks are to be written again: they leave the index."""
+        self.index.remove(blocks[self.indexed[blocks]].tolist())
+        self.indexed[blocks] = False
+        self.sealed[blocks] = False
+        self._sealed -= blocks.size
+
+    def states(self) -> BlockStates:
+        return BlockStates(
+            null=1,
+            free=len(self.allocator),
+            reserved=0,
+            active=self._referenced - self._sealed,
+            sealed=self._sealed,
+            cached=len(self.cached),
+            quarantined=0,
+        )
+
+    def sharing(self) -> Sharing:
+        return Sharing(self._entries, self._referenced, self._shared)
+
+    def note_peaks(self) -> None:
+        """After each command."""
+        counters = self.counters
+        counters.peak_table_entries = max(counters.peak_table_entries, self._entries)
+        counters.peak_referenced_blocks = max(counters.peak_referenced_blocks, self._referenced)
+        counters.peak_shared_blocks = max(counters.peak_shared_blocks, self._shared)

@@ -1,0 +1,80 @@
+"""What the page table answers: plain columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from block_manager_svc.core.step import I32
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the page table was made; the peaks are the highest that `Sharing` was after any command."""
+
+    allocated_blocks: int = 0
+    evicted_blocks: int = 0
+    copies_on_write: int = 0
+    peak_table_entries: int = 0
+    peak_referenced_blocks: int = 0
+    peak_shared_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What of a sequence's own tokens the prefix index finds."""
+
+    tokens: int
+    blocks: int
+    idle_blocks: int  # of these, how many nothing references: taking them lowers `available`
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Copies in decision order, and the changed part of each table that changed.
+
+    copy_src, copy_dst: i32, device blocks; dst is to become src, before anything is written.
+    delta_sequence:     i32, index into the argument; ascending, at most once each.
+    delta_first, delta_count: i32; entries delta_first .. + delta_count of that table changed ...
+    delta_blocks:       i32, ... to these, one delta after another.
+    """
+
+    copy_src: I32
+    copy_dst: I32
+    delta_sequence: I32
+    delta_first: I32
+    delta_count: I32
+    delta_blocks: I32
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Block tables as CSR: sequence i owns indices[indptr[i] : indptr[i + 1]] (i32 all).
+
+    last_page_len: writable positions in the last block, 0 for an empty table.
+    refcount:      references to indices[j], over all tables.
+    """
+
+    indptr: I32
+    indices: I32
+    last_page_len: I32
+    refcount: I32
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStates:
+    """Blocks by state; their sum is the size of the pool."""
+
+    null: int
+    free: int
+    reserved: int
+    active: int  # referenced, not full or not yet computed
+    sealed: int  # referenced, full and computed
+    cached: int  # not referenced, findable, evictable
+    quarantined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    table_entries: int  # over all block tables
+    referenced_blocks: int  # distinct blocks that these name
+    shared_blocks: int  # blocks named by two entries or more
