@@ -3,8 +3,9 @@
 A sample is a function of its logits, its parameters and (seed, sample, position), and of nothing else: not of the batch
 that it happens to be computed in, nor of what was sampled before.
 
-One uniform number u a sample picks the token: the kept tokens' probabilities are laid side by side in order of token id,
-and the one whose stretch holds u wins. Noise in the logits then changes a token only when u lies that close to a border.
+One uniform number u a sample picks the token: the kept tokens' probabilities are laid side by side in order of token
+id, and the one whose stretch holds u wins. Noise in the logits then changes a token only when u lies that close to a
+border.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from gpu_executor.step import Geometry
 class DevicePool(BlockStorage):
     """K/V of `geometry.num_blocks` blocks on the compute device.
 
-    Fresh memory is filled with NaN by default: what was never written must never reach an output, and NaN makes it seen.
+    Fresh memory is filled with NaN: what was never written must never reach an output, and NaN makes it seen.
     """
 
     def __init__(self, geometry: Geometry, device: torch.device, *, fill: float = float("nan")) -> None:

@@ -34,7 +34,9 @@ class BlockStorage:
         g = geometry
         dtype = DTYPES[g.dtype]
         if g.key_head_dim == g.value_head_dim:
-            shapes = [(g.num_layers, num_blocks, 2, g.block_size, g.num_kv_heads, g.key_head_dim)]
+            shapes: list[tuple[int, ...]] = [
+                (g.num_layers, num_blocks, 2, g.block_size, g.num_kv_heads, g.key_head_dim)
+            ]
         else:
             shapes = [
                 (g.num_layers, num_blocks, g.block_size, g.num_kv_heads, dim)
