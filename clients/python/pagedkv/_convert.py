@@ -87,6 +87,8 @@ def _chat_message(message: Mapping[str, str]) -> generation_pb2.ChatMessage:
 
 
 def _sampling_params(sampling: SamplingOptions) -> generation_pb2.SamplingParams:
+    if unknown := sampling.keys() - SamplingOptions.__optional_keys__:
+        raise TypeError(f"there is no option {', '.join(sorted(unknown))}")
     params = generation_pb2.SamplingParams()
     for name, value in sampling.items():
         if value is None:
@@ -243,6 +245,8 @@ def pool(response: block_manager_pb2.GetPoolResponse) -> Pool:
             copies_on_write=activity.copies_on_write,
             evicted_blocks=activity.evicted_blocks,
             preemptions=activity.preemptions,
+            step_us=activity.step_us,
+            executor_us=activity.executor_us,
             running=activity.running,
             waiting=activity.waiting,
             steps_in_flight=activity.steps_in_flight,

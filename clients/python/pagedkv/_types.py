@@ -191,6 +191,8 @@ class Activity:
     copies_on_write: int
     evicted_blocks: int
     preemptions: int
+    step_us: int  # from the start of a step's decision to the end of its result's handling, over all steps
+    executor_us: int  # of step_us, what the executor spent on ops, model and sampling
     running: int
     waiting: int
     steps_in_flight: int  # sent, no result yet
