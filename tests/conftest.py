@@ -60,6 +60,12 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def model_cache() -> Path:
+    """Where conversions of GGUF files are kept."""
+    return MODEL_CACHE
+
+
+@pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with a byte-level tokenizer and a chat template, good for float64."""
     from support.tiny_models import save_tiny_llama

@@ -343,7 +343,9 @@ def test_any_traffic_over_any_pool_gives_the_tokens_of_the_undisturbed_run(data:
     alive: list[int] = []
     cancelled: set[int] = set()
     for _ in range(data.draw(st.integers(1, 25), "events")):
-        event = data.draw(st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "mid-step cancel", "reset"]))
+        event = data.draw(
+            st.sampled_from(["submit", "submit", "step", "step", "step", "cancel", "mid-step cancel", "reset"])
+        )
         if event == "submit":
             # Prompts share heads of a few texts, so that hits, forks and evictions meet.
             prompt = prompt_of(30, data.draw(st.integers(0, 1)))[: data.draw(st.integers(1, 30))]
