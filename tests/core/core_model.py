@@ -1,0 +1,263 @@
+"""The page table again, as slow and as obvious as can be: dictionaries, lists, one block at a time.
+
+Also a device: each slot holds what was last written to it, so that what a sequence reads back is seen, not argued.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from block_manager_svc.core import Extended, PageTable
+
+
+@dataclass
+class ModelSequence:
+    tokens: list[int]
+    namespace: bytes
+    computed: int = 0
+    writable: int = 0
+    table: list[int] = field(default_factory=list)
+    node: object = None  # of the index, after the computed full blocks
+
+
+class Model:
+    """Predicts every number that a PageTable answers, block numbers included."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free_blocks = set(range(1, num_blocks))
+        self.cached: list[int] = []  # first to be evicted first
+        self.sealed: set[int] = set()
+        self.index: dict[tuple[object, tuple[int, ...]], int] = {}  # (node before, tokens) -> block
+        self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
+        self.sequences: dict[int, ModelSequence] = {}
+        self.copies = self.evicted = self.allocated = 0
+        self._nodes = itertools.count()
+
+    def refcount(self, block: int) -> int:
+        return sum(s.table.count(block) for s in self.sequences.values())
+
+    def available(self) -> int:
+        return len(self.free_blocks) + len(self.cached)
+
+    def create(self, sequence: int, tokens: list[int], namespace: bytes) -> None:
+        self.sequences[sequence] = ModelSequence(list(tokens), namespace, node=("root", namespace))
+
+    def hits(self, sequence: int) -> tuple[object, list[int]]:
+        s = self.sequences[sequence]
+        node: object = ("root", s.namespace)
+        found = []
+        for start in range(0, len(s.tokens) - self.block_size, self.block_size):
+            block = self.index.get((node, tuple(s.tokens[start : start + self.block_size])))
+            if block is None:
+                break
+            found.append(block)
+            node = self.node_of[block]
+        return node, found
+
+    def reuse(self, sequence: int) -> int:
+        node, found = self.hits(sequence)
+        s = self.sequences[sequence]
+        s.table = found
+        s.computed = s.writable = len(found) * self.block_size
+        s.node = node
+        self.cached = [block for block in self.cached if block not in found]
+        return s.computed
+
+    def changes(self, sequences: list[int], upto: list[int]) -> list[list[tuple[str, int]]]:
+        """For each, its entries that need a block, in logical order: ("copy" or "new", logical block)."""
+        refcount = {block: self.refcount(block) for s in self.sequences.values() for block in s.table}
+        changes: list[list[tuple[str, int]]] = []
+        for sequence, to in zip(sequences, upto, strict=True):
+            s = self.sequences[sequence]
+            mine: list[tuple[str, int]] = []
+            if to > s.computed:
+                for place in range(s.computed // self.block_size, -(-to // self.block_size)):
+                    if place >= len(s.table):
+                        mine.append(("new", place))
+                    elif refcount[s.table[place]] > 1:
+                        refcount[s.table[place]] -= 1
+                        mine.append(("copy", place))
+            changes.append(mine)
+        return changes
+
+    def extend(self, sequences: list[int], upto: list[int]) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]]] | None:
+        """The copies, and for each sequence its changed entries; None if there are too few blocks."""
+        changes = self.changes(sequences, upto)
+        needed = sum(len(mine) for mine in changes)
+        if needed > self.available():
+            return None
+        # What is written in place stops being findable.
+        for sequence, to, mine in zip(sequences, upto, changes, strict=True):
+            s = self.sequences[sequence]
+            if to > s.computed:
+                moved = {place for _, place in mine}
+                for place in range(s.computed // self.block_size, -(-to // self.block_size)):
+                    if place < len(s.table) and place not in moved:
+                        self._unseal(s.table[place])
+        while len(self.free_blocks) < needed:
+            victim = self.cached.pop(0)
+            self._unseal(victim)
+            self.free_blocks.add(victim)
+            self.evicted += 1
+        copies = []
+        deltas: dict[int, dict[int, int]] = {}
+        for i, (sequence, to, mine) in enumerate(zip(sequences, upto, changes, strict=True)):
+            s = self.sequences[sequence]
+            for kind, place in mine:
+                block = min(self.free_blocks)
+                self.free_blocks.remove(block)
+                self.allocated += 1
+                if kind == "copy":
+                    copies.append((s.table[place], block))
+                    self.copies += 1
+                    s.table[place] = block
+                else:
+                    s.table.append(block)
+                deltas.setdefault(i, {})[place] = block
+            s.writable = max(s.writable, to)
+        return copies, deltas
+
+    def commit(self, sequence: int, upto: int) -> None:
+        s = self.sequences[sequence]
+        for place in range(s.computed // self.block_size, upto // self.block_size):
+            block = s.table[place]
+            self.sealed.add(block)
+            key = (s.node, tuple(s.tokens[place * self.block_size : (place + 1) * self.block_size]))
+            if key not in self.index:
+                self.index[key] = block
+                self.node_of[block] = next(self._nodes)
+            s.node = self.node_of[self.index[key]]
+        s.computed = upto
+
+    def fork(self, sequence: int, child: int) -> None:
+        s = self.sequences[sequence]
+        self.sequences[child] = ModelSequence(
+            list(s.tokens), s.namespace, s.computed, s.computed, list(s.table), s.node
+        )
+
+    def drop(self, sequence: int) -> None:
+        s = self.sequences[sequence]
+        while s.table:  # the tail first
+            block = s.table.pop()
+            if self.refcount(block) == 0:
+                if block in self.node_of:
+                    self.cached.append(block)
+                else:
+                    self._unseal(block)
+                    self.free_blocks.add(block)
+        s.computed = s.writable = 0
+        s.node = ("root", s.namespace)
+
+    def free(self, sequence: int) -> None:
+        self.drop(sequence)
+        del self.sequences[sequence]
+
+    def _unseal(self, block: int) -> None:
+        self.sealed.discard(block)
+        self.node_of.pop(block, None)
+        self.index = {key: found for key, found in self.index.items() if found != block}
+
+    def compare(self, table: PageTable) -> None:
+        """Asserts that `table` is in the state that this model is in."""
+        ids = sorted(self.sequences)
+        assert table.sequences().tolist() == ids
+        counts = [self.refcount(block) for block in {b for s in self.sequences.values() for b in s.table}]
+        columns = table.tables(ids)
+        last = []
+        for i, sequence in enumerate(ids):
+            s = self.sequences[sequence]
+            entries = slice(columns.indptr[i], columns.indptr[i + 1])
+            assert columns.indices[entries].tolist() == s.table
+            assert columns.refcount[entries].tolist() == [self.refcount(block) for block in s.table]
+            assert table.tokens(sequence).tolist() == s.tokens
+            before = (len(s.table) - 1) * self.block_size
+            last.append(min(max(s.writable - before, 0), self.block_size) if s.table else 0)
+            match = table.match(sequence)
+            _, found = self.hits(sequence)
+            idle = sum(self.refcount(block) == 0 for block in found)
+            assert (match.tokens, match.blocks, match.idle_blocks) == (len(found) * self.block_size, len(found), idle)
+        assert columns.last_page_len.tolist() == last
+        assert table.length(ids).tolist() == [len(self.sequences[i].tokens) for i in ids]
+        assert table.computed(ids).tolist() == [self.sequences[i].computed for i in ids]
+
+        states = table.states()
+        sealed = sum(self.refcount(block) > 0 for block in self.sealed)
+        assert (states.null, states.reserved, states.quarantined) == (1, 0, 0)
+        assert (states.free, states.active, states.sealed, states.cached) == (
+            len(self.free_blocks),
+            len(counts) - sealed,
+            sealed,
+            len(self.cached),
+        )
+        assert table.available() == self.available()
+        sharing = table.sharing()
+        assert sharing.table_entries == sum(len(s.table) for s in self.sequences.values())
+        assert (sharing.referenced_blocks, sharing.shared_blocks) == (len(counts), sum(n > 1 for n in counts))
+        counters = table.counters
+        assert (counters.copies_on_write, counters.evicted_blocks) == (self.copies, self.evicted)
+        assert counters.allocated_blocks == self.allocated
+        assert table.check() == []
+
+
+class Device:
+    """What is in each slot of the pool: for the K/V of position p, the namespace and the tokens up to p."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[object] = [None] * (num_blocks * block_size)
+
+    def run(self, model: Model, sequences: list[int], upto: list[int], extended: Extended) -> None:
+        """Copies in order, then writes K/V of the new positions, as a step would."""
+        size = self.block_size
+        for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
+            self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
+        for sequence, to in zip(sequences, upto, strict=True):
+            s = model.sequences[sequence]
+            for position in range(s.computed, to):
+                self.slots[self._slot(s, position)] = (s.namespace, tuple(s.tokens[: position + 1]))
+
+    def verify(self, model: Model) -> None:
+        """Asserts that every sequence reads back exactly what belongs at its computed positions."""
+        for sequence, s in model.sequences.items():
+            for position in range(s.computed):
+                held = self.slots[self._slot(s, position)]
+                assert held == (s.namespace, tuple(s.tokens[: position + 1])), (sequence, position)
+
+    def _slot(self, s: ModelSequence, position: int) -> int:
+        return s.table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def snapshot(table: PageTable) -> object:
+    """All that can be seen of a table, to show that a refusal changed nothing."""
+    ids = table.sequences()
+    columns = table.tables(ids)
+    return (
+        table.revision,
+        table.next_sequence,
+        ids.tolist(),
+        [table.tokens(i).tolist() for i in ids],
+        [table.match(i) for i in ids],
+        table.length(ids).tolist(),
+        table.computed(ids).tolist(),
+        [column.tolist() for column in (columns.indptr, columns.indices, columns.last_page_len, columns.refcount)],
+        table.states(),
+        table.sharing(),
+        str(table.counters),
+        table.check(),
+    )
+
+
+def run(table: PageTable, sequence: int, upto: int | None = None) -> Extended:
+    """A step of one sequence: extend, then commit."""
+    to = [int(table.length([sequence])[0]) if upto is None else upto]
+    extended = table.extend([sequence], to)
+    table.commit([sequence], to)
+    return extended
+
+
+def prompt(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)

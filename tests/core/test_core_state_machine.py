@@ -1,0 +1,181 @@
+"""Random commands against the page table, the plain model and a device, compared after each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from core_model import Device, Model, snapshot
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from block_manager_svc.core import PageTable
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, SequenceNotFound
+
+NUM_BLOCKS = 12
+# Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
+TOKENS = st.integers(0, 1)
+
+
+class PageTableMachine(RuleBasedStateMachine):
+    @initialize(block_size=st.integers(1, 4))
+    def start(self, block_size: int) -> None:
+        self.table = PageTable(NUM_BLOCKS, block_size)
+        self.model = Model(NUM_BLOCKS, block_size)
+        self.device = Device(NUM_BLOCKS, block_size)
+        self.ended: list[int] = []
+
+    def some(self, data: st.DataObject) -> list[int]:
+        """Distinct sequences in any order."""
+        return data.draw(st.lists(st.sampled_from(sorted(self.model.sequences)), min_size=1, max_size=4, unique=True))
+
+    def one(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.model.sequences)))
+
+    @precondition(lambda self: len(self.model.sequences) < 6)
+    @rule(tokens=st.lists(TOKENS, min_size=1, max_size=14), namespace=st.sampled_from([b"", b"", b"", b"other"]))
+    def create(self, tokens: list[int], namespace: bytes) -> None:
+        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+        assert sequence not in self.model.sequences
+        assert sequence not in self.ended
+        self.model.create(sequence, tokens, namespace)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def reuse(self, data: st.DataObject) -> None:
+        sequence = self.one(data)
+        if self.model.sequences[sequence].table:
+            before = snapshot(self.table)
+            with pytest.raises(FailedPrecondition):
+                self.table.reuse(sequence)
+            assert snapshot(self.table) == before
+        else:
+            assert self.table.reuse(sequence) == self.model.reuse(sequence)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data(), whole=st.booleans(), committed=st.booleans())
+    def extend(self, data: st.DataObject, whole: bool, committed: bool) -> None:
+        sequences = self.some(data)
+        upto = []
+        for sequence in sequences:
+            s = self.model.sequences[sequence]
+            upto.append(len(s.tokens) if whole else data.draw(st.integers(s.computed, len(s.tokens))))
+        needed = [len(mine) for mine in self.model.changes(sequences, upto)]
+        assert self.table.blocks_needed(sequences, upto).tolist() == needed
+        expected = self.model.extend(sequences, upto)
+        if expected is None:
+            before = snapshot(self.table)
+            with pytest.raises(OutOfBlocks) as refusal:
+                self.table.extend(sequences, upto)
+            assert refusal.value.numbers == {"needed": sum(needed), "available": self.table.available()}
+            assert snapshot(self.table) == before
+            return
+        copies, deltas = expected
+        extended = self.table.extend(sequences, upto)
+        assert list(zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True)) == copies
+        assert extended.delta_sequence.tolist() == list(deltas)
+        start = 0
+        for i, first, count in zip(
+            extended.delta_sequence.tolist(), extended.delta_first.tolist(), extended.delta_count.tolist(), strict=True
+        ):
+            assert (first, first + count - 1) == (min(deltas[i]), max(deltas[i]))
+            entries = self.model.sequences[sequences[i]].table[first : first + count]
+            assert extended.delta_blocks[start : start + count].tolist() == entries
+            start += count
+        assert start == extended.delta_blocks.size
+        self.device.run(self.model, sequences, upto, extended)
+        if committed:
+            self.table.commit(sequences, upto)
+            for sequence, to in zip(sequences, upto, strict=True):
+                self.model.commit(sequence, to)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        sequences = self.some(data)
+        chosen = [self.model.sequences[sequence] for sequence in sequences]
+        upto = [data.draw(st.integers(s.computed, s.writable)) for s in chosen]
+        self.table.commit(sequences, upto)
+        for sequence, to in zip(sequences, upto, strict=True):
+            self.model.commit(sequence, to)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def append(self, data: st.DataObject) -> None:
+        sequences = self.some(data)
+        tokens = [data.draw(TOKENS) for _ in sequences]
+        self.table.append(sequences, tokens)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            self.model.sequences[sequence].tokens.append(token)
+
+    @precondition(lambda self: 0 < len(self.model.sequences) < 6)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def fork(self, data: st.DataObject, count: int) -> None:
+        parent = self.one(data)
+        children = self.table.fork(parent, count).tolist()
+        assert len(children) == count
+        for child in children:
+            assert child not in self.model.sequences
+            self.model.fork(parent, child)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        sequences = self.some(data)
+        self.table.drop(sequences)
+        for sequence in sequences:
+            self.model.drop(sequence)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        sequences = self.some(data)
+        self.table.free(sequences)
+        for sequence in sequences:
+            self.model.free(sequence)
+        self.ended += sequences
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
+    def refused(self, data: st.DataObject) -> None:
+        """A batch in which something is wrong, whatever its place, changes nothing."""
+        sequences = self.some(data)
+        chosen = [self.model.sequences[sequence] for sequence in sequences]
+        upto = [s.computed for s in chosen]
+        wrong = data.draw(st.integers(0, len(sequences) - 1))
+        before = snapshot(self.table)
+
+        for values in (
+            [*upto[:wrong], upto[wrong] - 1, *upto[wrong + 1 :]],
+            [*upto[:wrong], len(chosen[wrong].tokens) + 1, *upto[wrong + 1 :]],
+        ):
+            for command in (self.table.blocks_needed, self.table.extend, self.table.commit):
+                with pytest.raises(InvalidArgument):
+                    command(sequences, values)
+        gone = self.ended[-1] if self.ended else self.table.next_sequence
+        for command in (self.table.extend, self.table.commit, self.table.append, self.table.blocks_needed):
+            with pytest.raises(SequenceNotFound):
+                command([*sequences, gone], [*upto, 0])
+            with pytest.raises(InvalidArgument, match="twice"):
+                command([*sequences, sequences[wrong]], [*upto, upto[wrong]])
+        for command in (self.table.free, self.table.drop, self.table.length, self.table.tables):
+            with pytest.raises(SequenceNotFound):
+                command([*sequences, gone])
+            with pytest.raises(InvalidArgument, match="twice"):
+                command([*sequences, sequences[wrong]])
+        with pytest.raises(InvalidArgument):
+            self.table.append(sequences, [0] * wrong + [-1] + [0] * (len(sequences) - wrong - 1))
+
+        assert snapshot(self.table) == before
+
+    @invariant()
+    def same(self) -> None:
+        if hasattr(self, "model"):
+            self.model.compare(self.table)
+            self.device.verify(self.model)
+
+
+TestPageTableAgainstModel = PageTableMachine.TestCase
+TestPageTableAgainstModel.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
