@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_executor.model import LoadedModel, PagedModel, sample
+from gpu_executor.model.loaded import LoadedModel
+from gpu_executor.model.paged_model import PagedModel
+from gpu_executor.model.sampler import sample
 from gpu_executor.pool import DevicePool, HostPool, apply_ops
 from gpu_executor.step import Batch, Geometry, Outputs, Samples, Step
 from gpu_executor.validate import Limits, delta_entries
@@ -75,4 +77,5 @@ class Engine:
 
 
 def _bytes(values: torch.Tensor) -> NDArray[np.uint8]:
-    return values.cpu().contiguous().reshape(len(values), -1).view(torch.uint8).numpy()
+    flat: NDArray[np.uint8] = values.cpu().contiguous().reshape(len(values), -1).view(torch.uint8).numpy()
+    return flat

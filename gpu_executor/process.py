@@ -7,20 +7,23 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Callable
 from types import FrameType
 
 import structlog
 import torch
 
 from gpu_executor.config import Settings
-from gpu_executor.engine import Engine
+from gpu_executor.engine import Engine, Timings
 from gpu_executor.link.client import LinkClient
 from gpu_executor.link.follower import Call, ComputeStep, Follower, ResetEngine
 from gpu_executor.link.server import ExecutorServer
 from gpu_executor.link.stream import Introduction
 from gpu_executor.memory import Budget, PoolPlan, host_free, plan_pool
-from gpu_executor.model import LoadedModel, load_model
-from gpu_executor.step import Geometry
+from gpu_executor.model.loaded import LoadedModel
+from gpu_executor.model.loader import load_model
+from gpu_executor.pool import DTYPES
+from gpu_executor.step import Geometry, Outputs, Step
 from gpu_executor.validate import Limits
 
 POISONED = 70
@@ -56,69 +59,85 @@ class StopSignal:
 def serve(settings: Settings) -> None:
     """Runs until it is told to stop. Raises ModelUnsupported, PoolTooLarge, OSError before anything is served."""
     stop = StopSignal()
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-    loaded = load_model(settings.model, dtype=dtype, device=device, cache_dir=settings.model_cache)
-    log.info("model loaded", model=loaded.model_id, dtype=dtype, device=str(device), max_context=loaded.max_context)
-
-    geometry = plan(settings, loaded, device, dtype).geometry
-    limits = Limits(
-        max_rows=settings.max_rows,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_blocks_per_row=-(-loaded.max_context // geometry.block_size),
-        vocab_size=loaded.vocab_size,
-        max_context=loaded.max_context,
-    )
-    engine = Engine(loaded, geometry, limits, device)
-    follower = Follower(geometry, limits, boot_id=uuid.uuid4().hex)
-    server = ExecutorServer(settings.listen, follower, engine) if settings.listen else None
-    introduction = Introduction(
-        model_id=loaded.model_id,
-        eos_token_ids=tuple(loaded.eos_token_ids),
-        files={name: data for name, data in loaded.files.items() if data},
-        executor_address=advertised(settings.listen, server.port) if server else "",
-    )
-    link = LinkClient(settings.service, follower, introduction)
-    stop.wake(follower)
-    if server:
-        server.start()
-    link.start()
-    log.info("started", boot_id=follower.boot_id, service=settings.service, executor=introduction.executor_address)
-
-    compute(engine, follower, stop)
-
-    log.info("stopping", completed=follower.position.completed)
-    link.stop()
-    if server:
-        server.stop()
+    executor = Executor(settings)
+    stop.wake(executor.follower)
+    executor.start()
+    executor.compute(lambda: stop.received)
+    executor.close()
 
 
-def compute(engine: Engine, follower: Follower, stop: StopSignal) -> None:
-    """Does the jobs in order, on the thread that owns the pool, until a signal came."""
-    while True:
-        job = follower.jobs.get()
-        if stop.received:
-            return
-        match job:
-            case ComputeStep(epoch, step):
-                if not follower.is_current(epoch):
-                    continue
-                try:
-                    outputs, timings = engine.execute(step)
-                except Exception:
-                    # The pool is in an unknown state, and a device that failed may hang in an orderly exit.
-                    log.critical("poisoned", epoch=epoch, step_id=step.step_id, exc_info=True)
-                    sys.stderr.flush()
-                    os._exit(POISONED)
-                follower.complete(epoch, step.step_id, outputs, timings)
-            case ResetEngine():
-                engine.reset()
-            case Call(function, future):
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(function())
-                    except Exception as error:
-                        future.set_exception(error)
+class Executor:
+    """Model, pools, link and server of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Loads the model and makes the pools; serves nothing yet. Raises as `serve` does."""
+        device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+        loaded = load_model(settings.model, dtype=DTYPES[dtype], device=device, cache_dir=settings.model_cache)
+        log.info("model loaded", model=loaded.model_id, dtype=dtype, device=str(device), max_context=loaded.max_context)
+        geometry = plan(settings, loaded, device, dtype).geometry
+        limits = Limits(
+            max_rows=settings.max_rows,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_blocks_per_row=-(-loaded.max_context // geometry.block_size),
+            vocab_size=loaded.vocab_size,
+            max_context=loaded.max_context,
+        )
+        self.engine = Engine(loaded, geometry, limits, device)
+        self.follower = Follower(geometry, limits, boot_id=uuid.uuid4().hex)
+        self._server = ExecutorServer(settings.listen, self.follower, self.engine) if settings.listen else None
+        self.address = advertised(settings.listen, self._server.port) if self._server else ""
+        introduction = Introduction(
+            model_id=loaded.model_id,
+            eos_token_ids=tuple(loaded.eos_token_ids),
+            files={name: data for name, data in loaded.files.items() if data},
+            executor_address=self.address,
+        )
+        self._service = settings.service
+        self._link = LinkClient(settings.service, self.follower, introduction)
+
+    def start(self) -> None:
+        """Serves, and dials the block manager."""
+        if self._server:
+            self._server.start()
+        self._link.start()
+        log.info("started", boot_id=self.follower.boot_id, service=self._service, executor=self.address)
+
+    def compute(self, stopping: Callable[[], bool]) -> None:
+        """Does the follower's jobs in order, on the thread that owns the pool, until `stopping` after one of them."""
+        follower = self.follower
+        while True:
+            job = follower.jobs.get()
+            if stopping():
+                return
+            match job:
+                case ComputeStep(epoch, step):
+                    if follower.is_current(epoch):
+                        follower.complete(epoch, step.step_id, *self._execute(epoch, step))
+                case ResetEngine():
+                    self.engine.reset()
+                case Call(function, future):
+                    if future.set_running_or_notify_cancel():
+                        try:
+                            future.set_result(function())
+                        except Exception as error:
+                            future.set_exception(error)
+
+    def _execute(self, epoch: int, step: Step) -> tuple[Outputs, Timings]:
+        try:
+            return self.engine.execute(step)
+        except Exception:
+            # The pool is in an unknown state, and a device that failed may hang in an orderly exit.
+            log.critical("poisoned", epoch=epoch, step_id=step.step_id, exc_info=True)
+            sys.stderr.flush()
+            os._exit(POISONED)
+
+    def close(self) -> None:
+        """Sends what was computed, ends the stream, and serves no more."""
+        log.info("stopping", completed=self.follower.position.completed)
+        self._link.stop()
+        if self._server:
+            self._server.stop()
 
 
 def plan(settings: Settings, loaded: LoadedModel, device: torch.device, dtype: str) -> PoolPlan:

@@ -69,9 +69,11 @@ class Admission:
         leading = self._leading.copy()
         joined = first <= leading[row]
         np.maximum.at(leading, row[joined], end[joined])
-        if not joined.all():
-            # Deltas that leave a gap, or fill one out of order: look at the whole rows.
-            for r in np.unique(row[~joined]):
+        # Deltas that leave a hole, or reach entries behind one: look at the whole rows.
+        reached = (end > self._leading[row]) & (end < per_row) & self._present[row, np.minimum(end, per_row - 1)]
+        holed = ~joined | reached
+        if holed.any():
+            for r in np.unique(row[holed]):
                 present = self._present[r].copy()
                 for i in np.flatnonzero(row == r):
                     present[first[i] : end[i]] = True

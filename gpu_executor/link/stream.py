@@ -85,7 +85,7 @@ class AttachStream:
             self._ended.set()
             self._pulse_due.set()
             self._outbox.put(None)
-            call.cancel()  # type: ignore[no-untyped-call]
+            call.cancel()
             pulse.join()
         if self._own_reason is not None:
             reason, text = self._own_reason
