@@ -12,7 +12,7 @@ from block_manager_svc.config import ENV_PREFIX, BadSettings, Settings, load
 from block_manager_svc.logs import configure_logs
 from block_manager_svc.manager import Limits, Manager
 from block_manager_svc.rpc import convert
-from block_manager_svc.rpc.server import PortTaken, Server, run_until_signal
+from block_manager_svc.rpc.server import CannotListen, Server, run_until_signal
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,7 +59,7 @@ def serve(
     configure_logs(settings.log_level, settings.log_format)
     try:
         code = asyncio.run(_serve(settings))
-    except PortTaken as error:
+    except CannotListen as error:
         typer.echo(f"block-manager: {error}", err=True)
         code = 1
     raise typer.Exit(code)

@@ -79,7 +79,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         prompt = await _read_prompt(request, model, text)
         if len(prompt) == 0:
             raise InvalidArgument("PROMPT_EMPTY", "the prompt has no token: send at least one")
-        return prompt, self._fit(len(prompt), sampling, model), stops, text
+        if not sampling.max_tokens:
+            # At least one, so that `submit` says what does not fit.
+            sampling = replace(sampling, max_tokens=max(1, self._manager.max_new_tokens(len(prompt))))
+        return prompt, sampling, stops, text
 
     def _served(self, name: str) -> ModelInfo:
         model = self._manager.model
@@ -94,22 +97,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 "MODEL_NOT_FOUND", f"no model {name!r} here, {model.id!r} is served", model=name, served=model.id
             )
         return model
-
-    def _fit(self, prompt_tokens: int, sampling: Sampling, model: ModelInfo) -> Sampling:
-        """With max_tokens resolved. Whether the pool can hold it, `submit` decides."""
-        wanted = sampling.max_tokens or 1
-        if prompt_tokens + wanted > model.max_context:
-            raise InvalidArgument(
-                "PROMPT_TOO_LONG",
-                f"{prompt_tokens} prompt tokens and {wanted} to generate do not fit the model's context of "
-                f"{model.max_context} tokens: shorten the prompt or lower max_tokens",
-                prompt_tokens=prompt_tokens,
-                max_tokens=wanted,
-                max_context=model.max_context,
-            )
-        if sampling.max_tokens:
-            return sampling
-        return replace(sampling, max_tokens=max(1, self._manager.max_new_tokens(prompt_tokens)))
 
     def _usage(self, call: int, reply: Reply, sampling: Sampling) -> pb.Usage:
         usage = self._manager.usage(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Coroutine
 from typing import Any
 
@@ -50,8 +51,8 @@ _OPTIONS = (
 )
 
 
-class PortTaken(Exception):
-    """Nobody can listen there."""
+class CannotListen(Exception):
+    """The address is taken, or not of this machine. The message is for people."""
 
 
 class Server:
@@ -77,15 +78,13 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> str:
-        """Listens, and gives host:port as it came to be. Raises PortTaken."""
+        """Listens, and gives host:port as it came to be. Raises CannotListen."""
         host, _, wanted = self._listen.rpartition(":")
+        await _try_bind(host.strip("[]"), int(wanted))
         try:
             port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
-            raise PortTaken(
-                f"cannot listen on {self._listen}: port {wanted} is taken or {host} is not of this machine; "
-                "choose another with --listen"
-            ) from error
+            raise CannotListen(f"cannot listen on {self._listen}: {error}") from error
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set(BLOCK_MANAGER, serving)
         await self._health.set(EXECUTOR_LINK, serving)
@@ -114,6 +113,20 @@ class Server:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # or it may be collected before its end
         task.add_done_callback(self._tasks.discard)
+
+
+async def _try_bind(host: str, port: int) -> None:
+    """gRPC reports a failed bind in lines of its own and not why; so the system is asked first."""
+    try:
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in resolved:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address with --listen"
+        ) from error
 
 
 async def run_until_signal(server: Server, drain_grace: float) -> int:
