@@ -49,7 +49,6 @@ class Call:
     prompt: str
     system: str = ""  # with one the prompt is sent as a chat, else as plain text
     n: int = 1
-    temperature: float = 0.0
     texts: list[str] = field(init=False)
     finished: set[int] = field(default_factory=set)
 
@@ -63,7 +62,7 @@ CALLS = (
     Call("the same system prompt", "Why is the sea salty but rain is not?", system=SYSTEM),
     Call("the same system prompt", "How does a lighthouse shine so far?", system=SYSTEM),
     Call("the same system prompt", "What does a lobster do all day?", system=SYSTEM),
-    Call("four samples of one prompt", "Once upon a time in a harbour town a clock", n=4, temperature=0.9),
+    Call("four samples of one prompt", "Once upon a time in a harbour town a clock", n=4),
     Call("plain text", "The three most common gases in the air are"),
     Call("plain text", "Dear Anna,\n\nthank you for your letter from the island. Here in town"),
 )
@@ -131,17 +130,19 @@ def free_port() -> int:
 
 async def wait_until_serving(client: AsyncClient, programs: Programs, console: Console) -> None:
     """Until the executor has its model and is attached; shows its last log line meanwhile."""
-    began = time.monotonic()
+    began = said = time.monotonic()
     shown = ""
     with console.status("starting") as status:
         while not await client.healthy(timeout=1.0):
             programs.check()
+            now = time.monotonic()
             lines = programs.executor_log.read_text(errors="replace").splitlines()
-            news = lines[-1].strip() if lines else "loading PyTorch"
-            status.update(f"{time.monotonic() - began:.0f} s  {Text.from_ansi(news).plain}")
-            if not console.is_terminal and news != shown:
-                console.print(f"{time.monotonic() - began:4.0f} s  {news}", markup=False, highlight=False)
-                shown = news
+            news = Text.from_ansi(lines[-1]).plain.strip() if lines else "loading PyTorch"
+            status.update(f"{now - began:.0f} s  {news}")
+            # A pipe gets a line now and then: soon for news, later as a sign of life.
+            if not console.is_terminal and now - said > (2 if news != shown else 10):
+                console.print(f"{now - began:4.0f} s  {news}", markup=False, highlight=False, soft_wrap=True)
+                said, shown = now, news
             await asyncio.sleep(0.2)
     console.print(f"ready after {time.monotonic() - began:.1f} s")
 
@@ -149,13 +150,14 @@ async def wait_until_serving(client: AsyncClient, programs: Programs, console: C
 class Sampling(TypedDict):
     max_tokens: int
     temperature: float
+    top_p: float
     seed: int
     n: int
 
 
 async def run(client: AsyncClient, call: Call, max_tokens: int, first_token: asyncio.Event) -> None:
     """Streams one call into its texts."""
-    sampling = Sampling(max_tokens=max_tokens, temperature=call.temperature, seed=7, n=call.n)
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.6, top_p=0.9, seed=7, n=call.n)
     if call.system:
         chat = [{"role": "system", "content": call.system}, {"role": "user", "content": call.prompt}]
         stream = client.generate(chat=chat, **sampling)
@@ -184,7 +186,9 @@ async def screen(console: Console) -> AsyncIterator[None]:
                 cut = len(fresh) if done else fresh.rfind(" ") + 1
                 if fresh and (done or cut >= 60):
                     name = f"{i + 1}.{s + 1}" if CALLS[i].n > 1 else f"{i + 1}"
-                    console.print(f"[{name}] {' '.join(fresh[:cut].split())}", markup=False, highlight=False)
+                    console.print(
+                        f"[{name}] {' '.join(fresh[:cut].split())}", markup=False, highlight=False, soft_wrap=True
+                    )
                     shown[i, s] = start + cut
 
     async def panels() -> None:
@@ -216,8 +220,9 @@ def picture(console: Console) -> Columns:
     def panel(i: int, call: Call) -> Panel:
         each = max(1, lines // call.n)
         shown = Text()
-        for text in call.texts:
-            kept = Text(" ".join(text.split())).wrap(console, width - 4)[-each:]
+        for number, text in enumerate(call.texts, 1):
+            name = f"[{number}] " if call.n > 1 else ""
+            kept = Text(name + " ".join(text.split())).wrap(console, width - 4)[-each:]
             shown.append_text(Text("\n").join(kept)).append("\n")
         done = len(call.finished) == call.n
         return Panel(
