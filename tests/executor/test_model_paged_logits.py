@@ -59,7 +59,7 @@ def qwen3() -> Qwen3ForCausalLM:
 
 def gemma2() -> Gemma2ForCausalLM:
     return Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, sliding_window=WINDOW, attn_logit_softcapping=3.0, final_logit_softcapping=5.0)
+        Gemma2Config(**SHAPE, sliding_window=WINDOW, attn_logit_softcapping=20.0, final_logit_softcapping=5.0)
     )
 
 
@@ -255,7 +255,7 @@ def test_corrupting_any_one_block_changes_the_output(family: Family) -> None:
             for view in ("k_view", "v_view"):
 
                 def corrupt(s: Sequences, layer: int = layer, block: int = block, view: str = view) -> None:
-                    getattr(s.pool, view)(layer)[int(s.tables[0, block])] += 1.0
+                    getattr(s.pool, view)(layer)[int(s.tables[0, block])] *= -1
 
                 changed = not torch.equal(logits_with(corrupt), clean)
                 assert changed == seen, (layer, block, view)
