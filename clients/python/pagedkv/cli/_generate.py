@@ -210,9 +210,9 @@ def _write_stream(stream: Stream, said: list[str] | None = None) -> FinishReason
     for piece in stream:
         finish_reason = piece.finish_reason
         if piece.text:
-            write_text(piece.text)
             if said is not None:
-                said.append(piece.text)
+                said.append(piece.text)  # first: what Ctrl-C leaves on the screen is in it
+            write_text(piece.text)
     write_text("\n")
     return finish_reason
 
