@@ -37,6 +37,19 @@ class Project:
         self._environment = {**os.environ, "PAGEDKV_PORT": self.address.rpartition(":")[2]}
         self._command = [*shlex.split(os.environ.get("DOCKER_COMPOSE", "docker compose")), "-p", "pagedkv-test"]
 
+    def up(self) -> None:
+        """Builds and starts everything and waits until it is healthy; shows how that goes."""
+        subprocess.run(
+            [
+                *(*self._command, "--progress", "plain", "up", "--detach", "--build"),
+                *("--wait", "--wait-timeout", str(UP_DEADLINE_S)),
+            ],
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+
     def compose(self, *arguments: str, check: bool = True) -> str:
         """Runs one compose command to its end, and returns its standard output."""
         done = subprocess.run(
@@ -82,7 +95,7 @@ class Project:
 def project(request: pytest.FixtureRequest) -> Iterator[Project]:
     project = Project()
     try:
-        project.compose("up", "--detach", "--build", "--wait", "--wait-timeout", str(UP_DEADLINE_S))
+        project.up()
         yield project
     finally:
         if request.session.testsfailed:
