@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 _NEEDED = ("numpy", "torch", "transformers", "structlog", "pydantic_settings", "psutil", "grpc_reflection")
 
 
-def _fail(line: str, status: int) -> None:
+def _fail(line: str, status: int) -> NoReturn:
     typer.echo(f"gpu-executor: {line}", err=True)
     raise typer.Exit(status)
 
@@ -70,7 +70,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> None:
     try:
         settings = load_settings(flags, config)
     except SettingsInvalid as error:
-        return _fail(str(error), 2)
+        _fail(str(error), 2)
 
     # Loading torch takes seconds: wrong settings are answered before.
     from gpu_executor import process
@@ -93,9 +93,12 @@ def fetch_model(dest: Annotated[Path, typer.Argument(metavar="DEST", help="Folde
     from gpu_executor.model.fetch import fetch_smollm2
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns) as bar:
-        task = bar.add_task("SmolLM2-135M-Instruct", total=None)
-        path = fetch_smollm2(dest, lambda done, total: bar.update(task, completed=done, total=total))
+    try:
+        with Progress(*columns) as bar:
+            task = bar.add_task("SmolLM2-135M-Instruct", total=None)
+            path = fetch_smollm2(dest, lambda done, total: bar.update(task, completed=done, total=total))
+    except (RuntimeError, OSError) as error:
+        _fail(str(error), 1)
     typer.echo(str(path))
 
 

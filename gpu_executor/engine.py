@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpu_executor.model.loaded import LoadedModel
-from gpu_executor.model.paged_model import PagedModel
-from gpu_executor.model.sampler import sample
+from gpu_executor.model import LoadedModel, PagedModel, sample
 from gpu_executor.pool import DevicePool, HostPool, apply_ops
 from gpu_executor.step import Batch, Geometry, Outputs, Samples, Step
 from gpu_executor.validate import Limits, delta_entries

@@ -20,8 +20,7 @@ from gpu_executor.link.follower import Call, ComputeStep, Follower, ResetEngine
 from gpu_executor.link.server import ExecutorServer
 from gpu_executor.link.stream import Introduction
 from gpu_executor.memory import Budget, PoolPlan, host_free, plan_pool
-from gpu_executor.model.loaded import LoadedModel
-from gpu_executor.model.loader import load_model
+from gpu_executor.model import LoadedModel, load_model
 from gpu_executor.pool import DTYPES
 from gpu_executor.step import Geometry, Outputs, Step
 from gpu_executor.validate import Limits

@@ -61,7 +61,8 @@ class Stream:
     def __init__(self, context: grpc.ServicerContext) -> None:
         self.context = context
         self.received: SimpleQueue[pb.AttachRequest | None] = SimpleQueue()  # None: the executor half-closed
-        self.outbox: SimpleQueue[pb.AttachResponse | None] = SimpleQueue()  # None: end the stream with OK
+        # None ends the stream with OK; also put when the executor closes its side.
+        self.outbox: SimpleQueue[pb.AttachResponse | None] = SimpleQueue()
         self.heartbeats: list[tuple[float, pb.Heartbeat]] = []
         self.messages: list[pb.AttachRequest] = []
         self.epoch = 0
@@ -178,6 +179,7 @@ class LinkService(executor_link_pb2_grpc.ExecutorLinkServiceServicer):
             pass  # the call was cancelled or its connection is gone: to the test the same as the end
         finally:
             stream.received.put(None)
+            stream.end()
 
     def stream(self, deadline_s: float = DEADLINE_S) -> Stream:
         """The next Attach call."""
