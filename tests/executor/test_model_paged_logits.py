@@ -152,7 +152,8 @@ class Sequences:
         blocks = [-(-length // block_size) for length in lengths]
         self.block_size = block_size
         self.loaded = loaded
-        self.tokens = [self.rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
+        # Token 0 pads in some families: its embedding is zero, and so would its queries be.
+        self.tokens = [self.rng.integers(1, VOCAB, length).astype(np.int32) for length in lengths]
         self.done = [0] * len(lengths)
         geometry = Geometry(
             num_blocks=sum(blocks) + 1,
