@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,21 @@ from block_manager_svc.core.step import I32, I64
 
 Integers = NDArray[np.integer] | Sequence[int]
 
+# numpy makes these once; `is` tells the hot path's arrays from all else.
+_I32 = np.dtype(np.int32)
+_I64 = np.dtype(np.int64)
 _I32_MAX = (1 << 31) - 1
 
 
 def integers(values: Integers, name: str) -> I64:
     """A flat int64 array of `values`."""
+    if type(values) is np.ndarray and values.dtype is _I64 and values.ndim == 1:
+        return cast(I64, values)
     array = np.asarray(values)
     if array.ndim != 1:
         raise InvalidArgument(
             "NOT_A_COLUMN", f"{name} has {array.ndim} dimensions, 1 is asked for", dimensions=array.ndim
         )
-    if array.dtype == np.int64:
-        return array
     if array.size and array.dtype.kind not in "iu":
         raise InvalidArgument(
             "NOT_INTEGERS", f"{name} holds {array.dtype}, integers are asked for", dtype=str(array.dtype)
@@ -34,6 +38,11 @@ def integers(values: Integers, name: str) -> I64:
 def column(values: Integers, name: str, length: int) -> I64:
     """`integers`, one a sequence."""
     array = integers(values, name)
+    check_length(array, name, length)
+    return array
+
+
+def check_length(array: NDArray[np.integer], name: str, length: int) -> None:
     if array.size != length:
         raise InvalidArgument(
             "UNEQUAL_COLUMNS",
@@ -41,26 +50,24 @@ def column(values: Integers, name: str, length: int) -> I64:
             values=array.size,
             sequences=length,
         )
-    return array
 
 
-def token_ids(values: Integers, name: str = "tokens") -> I32:
+def token_ids(values: Integers) -> I32:
     """A flat int32 array of token ids, all in [0, 2**31)."""
-    array = np.asarray(values)
-    if array.dtype != np.int32 or array.ndim != 1:
-        wide = integers(values, name)
-        if wide.size and int(wide.max()) > _I32_MAX:
-            _refuse_token(wide, wide > _I32_MAX)
-        array = wide.astype(np.int32) if not wide.size or int(wide.min()) >= 0 else wide
+    array = values if type(values) is np.ndarray and values.dtype is _I32 and values.ndim == 1 else None
+    if array is None:
+        array = integers(values, "tokens")
+        if array.size and int(array.max()) > _I32_MAX:
+            raise _refusal(array, array > _I32_MAX)
     if array.size and int(array.min()) < 0:
-        _refuse_token(array, array < 0)
-    return array
+        raise _refusal(array, array < 0)
+    return array.astype(np.int32, copy=False)
 
 
-def _refuse_token(tokens: NDArray[np.integer], wrong: NDArray[np.bool_]) -> None:
+def _refusal(tokens: NDArray[np.integer], wrong: NDArray[np.bool_]) -> InvalidArgument:
     place = int(wrong.nonzero()[0][0])
     token = int(tokens[place])
-    raise InvalidArgument(
+    return InvalidArgument(
         "TOKEN_OUT_OF_RANGE",
         f"token {token} at {place} is outside [0, {_I32_MAX}]",
         token=token,

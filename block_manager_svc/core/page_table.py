@@ -6,11 +6,11 @@ before anything was changed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from block_manager_svc.core.arguments import Integers, column, integers, token_ids
+from block_manager_svc.core.arguments import Integers, check_length, column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
 from block_manager_svc.core.pool import BlockPool
@@ -20,26 +20,21 @@ from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 
 _NONE = np.empty(0, np.int64)
+_NONE_I32 = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What `extend` does for some sequences, decided and not done yet. Indices count within the argument.
-
-    copied, copied_entry:     index and logical block of each entry that is shared and copied, in decision order.
-    rewritten:                sealed blocks that are written in place.
-    """
+class _Plan(NamedTuple):
+    """What `extend` does for some sequences, decided and not done yet. Indices count within the argument."""
 
     rows: I64
-    upto: I64
     blocks: I64  # entries of each table before
     new: I64  # blocks that each table grows by
     needed: I64  # new, and copies
-    total: int
-    copied: I64
-    copied_entry: I64
-    copied_block: I64
-    rewritten: I64
+    total: int  # sum of needed
+    copied: I64  # index of each entry that is shared and copied, in decision order;
+    copied_entry: I64  # its logical block,
+    copied_block: I64  # and the block there
+    rewritten: I64  # sealed blocks that are written in place
 
 
 class PageTable:
@@ -52,7 +47,7 @@ class PageTable:
     __slots__ = ("_plan_key", "_planned", "_pool", "_sequences", "block_size", "num_blocks", "revision")
 
     def __init__(self, num_blocks: int, block_size: int, *, first_sequence: int = 1) -> None:
-        """first_sequence: the lowest id to give; that of a predecessor's `next_sequence` keeps ids unique across both."""
+        """first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both."""
         if not 2 <= num_blocks < 1 << 31:
             raise InvalidArgument(
                 "POOL_SIZE_OUT_OF_RANGE",
@@ -89,14 +84,14 @@ class PageTable:
         s.tokens.open(row, content)
         s.length[row] = content.size
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
-        self._executed()
+        self.revision += 1
         return sequence
 
     def match(self, sequence: int) -> Match:
         """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""
         _, blocks = self._find(self._sequences.row(sequence))
-        idle = int(np.count_nonzero(self._pool.refcount[blocks] == 0)) if blocks else 0
-        return Match(len(blocks) * self.block_size, len(blocks), idle)
+        idle = int(np.count_nonzero(self._pool.refcount[blocks] == 0))
+        return Match(blocks.size * self.block_size, blocks.size, idle)
 
     def reuse(self, sequence: int) -> int:
         """References what `match` finds and counts it as computed. Returns the tokens that are computed now.
@@ -113,20 +108,20 @@ class PageTable:
                 blocks=int(s.blocks[row]),
             )
         node, blocks = self._find(row)
-        if blocks:
-            entries = np.array(blocks, np.int64)
-            self._pool.share(entries)
-            s.tables.reserve(np.array([row]), np.array([0]), np.array([entries.size]))
-            s.tables.values(row, entries.size)[:] = entries
-            s.blocks[row] = entries.size
-            s.computed[row] = s.writable[row] = entries.size * self.block_size
+        if blocks.size:
+            self._pool.share(blocks)
+            self._pool.note_peaks()
+            s.tables.open(row, blocks)
+            s.blocks[row] = blocks.size
+            s.computed[row] = s.writable[row] = blocks.size * self.block_size
             s.node[row] = node
-        self._executed()
+        self.revision += 1
         return int(s.computed[row])
 
     def blocks_needed(self, sequences: Integers, upto: Integers) -> I32:
         """Blocks that `extend` would take for each, in this order: new ones, and copies of shared ones."""
-        return self._plan(sequences, upto).needed.astype(np.int32)
+        ids = integers(sequences, "sequences")
+        return self._plan(ids, column(upto, "upto", ids.size)).needed.astype(np.int32)
 
     def available(self) -> int:
         """Blocks that can be taken: free, or cached and evictable."""
@@ -138,34 +133,39 @@ class PageTable:
         A block is copied exactly if its refcount is above 1 when its turn comes; so the last of its holders writes in
         place. All or nothing: OutOfBlocks if free and evictable blocks together fall short.
         """
-        plan = self._plan(sequences, upto)
+        ids = integers(sequences, "sequences")
+        to = column(upto, "upto", ids.size)
+        plan = self._plan(ids, to)
         if plan.total > self._pool.available():
             raise OutOfBlocks(plan.total, self._pool.available())
         s, pool = self._sequences, self._pool
         rows = plan.rows
         if plan.rewritten.size:
             pool.unseal(plan.rewritten)
-        s.writable[rows] = np.maximum(s.writable[rows], plan.upto)
+        s.writable[rows] = np.maximum(s.writable[rows], to)
         grown = plan.new.nonzero()[0]
         if grown.size:
-            s.tables.reserve(rows[grown], plan.blocks[grown], plan.blocks[grown] + plan.new[grown])
-            s.blocks[rows[grown]] += plan.new[grown]
+            at, before, new = rows[grown], plan.blocks[grown], plan.new[grown]
+            s.tables.reserve(at, before, before + new)
+            s.blocks[at] = before + new
         extended = self._place_with_copies(plan, grown) if plan.copied.size else self._place(plan, grown)
-        self._executed()
+        pool.note_peaks()
+        self.revision += 1
         return extended
 
     def append(self, sequences: Integers, tokens: Integers) -> None:
         """One more token of content for each, in a slot that `extend` is still to make."""
         s = self._sequences
         ids = integers(sequences, "sequences")
-        content = token_ids(column(tokens, "tokens", ids.size))
+        content = token_ids(tokens)
+        check_length(content, "tokens", ids.size)
         rows = s.rows(ids)
         length = s.length[rows]
         longer = length + 1
         s.tokens.reserve(rows, length, longer)
         s.tokens.data[s.tokens.start[rows] + length] = content
         s.length[rows] = longer
-        self._executed()
+        self.revision += 1
 
     def commit(self, sequences: Integers, upto: Integers) -> None:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
@@ -185,7 +185,7 @@ class PageTable:
         if crossing.size:
             self._seal(rows[crossing], before[crossing], full[crossing] - before[crossing])
         s.computed[rows] = to
-        self._executed()
+        self.revision += 1
 
     def fork(self, sequence: int, count: int = 1) -> I64:
         """`count` new sequences with the same tokens, computed positions and blocks. Takes no block, copies nothing."""
@@ -208,7 +208,8 @@ class PageTable:
         # What the parent may have in flight is its own; a child is given slots of its own before it writes.
         s.writable[rows] = s.computed[parent]
         self._pool.share(entries.astype(np.int64), count)
-        self._executed()
+        self._pool.note_peaks()
+        self.revision += 1
         return children
 
     def drop(self, sequences: Integers) -> None:
@@ -220,7 +221,7 @@ class PageTable:
         for values in (s.blocks, s.computed, s.writable):
             values[rows] = 0
         s.node[rows] = s.root[rows]
-        self._executed()
+        self.revision += 1
 
     def free(self, sequences: Integers) -> None:
         """Ends sequences and gives their blocks back; what is sealed stays findable until its space is needed."""
@@ -228,7 +229,7 @@ class PageTable:
         rows = s.rows(integers(sequences, "sequences"))
         self._release(rows)
         s.remove(rows)
-        self._executed()
+        self.revision += 1
 
     def tokens(self, sequence: int) -> I32:
         """The tokens known of a sequence, a copy."""
@@ -286,11 +287,7 @@ class PageTable:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
         return audit(self._sequences, self._pool, self.block_size)
 
-    def _executed(self) -> None:
-        self.revision += 1
-        self._pool.note_peaks()
-
-    def _find(self, row: int) -> tuple[int, list[int]]:
+    def _find(self, row: int) -> tuple[int, I64]:
         s = self._sequences
         whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
         return self._pool.index.find(int(s.root[row]), s.tokens.values(row, whole).tobytes())
@@ -313,12 +310,10 @@ class PageTable:
             beyond, f"upto {to} of sequence {sequence}: only {most} {what}", sequence=sequence, upto=to, limit=most
         )
 
-    def _plan(self, sequences: Integers, upto: Integers) -> _Plan:
-        ids = integers(sequences, "sequences")
-        to = column(upto, "upto", ids.size)
-        key = (self.revision, ids.tobytes(), to.tobytes())
+    def _plan(self, ids: I64, upto: I64) -> _Plan:
+        key = (self.revision, ids.tobytes(), upto.tobytes())
         if self._planned is None or self._plan_key != key:
-            self._planned = self._decide(ids, to)
+            self._planned = self._decide(ids, upto)
             self._plan_key = key
         return self._planned
 
@@ -333,14 +328,14 @@ class PageTable:
         new *= new > 0
         # Entries that exist and are written: logical blocks [first, min(blocks, pages)), none where upto == computed.
         first = computed // size
-        written = np.minimum(blocks, pages) - first
-        written *= upto > computed
-        at = (written > 0).nonzero()[0]
+        at = ((first < blocks) & (computed < upto)).nonzero()[0]
+        needed = new
         copied = copied_entry = copied_block = rewritten = _NONE
         if at.size:
             entry = first[at]
-            if int(written.max()) > 1:
-                at, entry = np.repeat(at, written[at]), ranges(entry, written[at])
+            if b"\1" in (pages - first > 1).tobytes():  # some may write to several
+                written = np.minimum(blocks, pages)[at] - entry
+                at, entry = np.repeat(at, written), ranges(entry, written)
             block = s.tables.data[s.tables.start[rows[at]] + entry].astype(np.int64)
             refcount = pool.refcount[block]
             shared = refcount > 1
@@ -349,20 +344,24 @@ class PageTable:
                 copies = shared & (refcount - _occurrence(block) > 1)
                 copied, copied_entry, copied_block = at[copies], entry[copies], block[copies]
                 rewritten = block[sealed & ~copies]
-        needed = new
-        if copied.size:
-            needed = new + np.bincount(copied, minlength=ids.size)
-        return _Plan(rows, upto, blocks, new, needed, int(needed.sum()), copied, copied_entry, copied_block, rewritten)
+                needed = new + np.bincount(copied, minlength=ids.size)
+        total = int(np.add.reduce(needed))
+        return _Plan(rows, blocks, new, needed, total, copied, copied_entry, copied_block, rewritten)
 
     def _place(self, plan: _Plan, grown: I64) -> Extended:
         """Gives tables the new blocks at their ends; nothing is copied."""
-        count = plan.new[grown]
-        first = plan.blocks[grown]
-        taken = self._pool.take(plan.total).astype(np.int32)
+        if not grown.size:
+            return Extended(*[_NONE_I32] * 6)
         tables = self._sequences.tables
-        tables.data[ranges(tables.start[plan.rows[grown]] + first, count)] = taken
-        none = _NONE.astype(np.int32)
-        return Extended(none, none, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken)
+        count, first = plan.new[grown], plan.blocks[grown]
+        at = tables.start[plan.rows[grown]] + first
+        if plan.total > grown.size:  # some grow by several
+            at = ranges(at, count)
+        taken = self._pool.take(plan.total).astype(np.int32)
+        tables.data[at] = taken
+        return Extended(
+            _NONE_I32, _NONE_I32, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken
+        )
 
     def _place_with_copies(self, plan: _Plan, grown: I64) -> Extended:
         """As `_place`, and puts copies in the place of shared blocks; a sequence's entries in logical order."""
@@ -375,7 +374,7 @@ class PageTable:
         taken = self._pool.take(plan.total)
         tables.data[tables.start[plan.rows[at]] + entry] = taken
         is_copy = source > 0
-        self._pool.release(source[is_copy])
+        self._pool.release_repeated(source[is_copy])
         self._pool.counters.copies_on_write += plan.copied.size
         changed, start, entries = np.unique(at, return_index=True, return_counts=True)
         first = entry[start]
@@ -391,24 +390,25 @@ class PageTable:
 
     def _seal(self, rows: I64, first: I64, count: I64) -> None:
         """Seals logical blocks first[i] .. + count[i] of each row."""
-        s, pool, size = self._sequences, self._pool, self.block_size
-        tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
-        blocks = s.tables.gather(rows, first, count).tolist()
-        nodes = s.node[rows].tolist()
-        start = 0
-        for i, blocks_of_row in enumerate(count.tolist()):
-            end = start + blocks_of_row
-            nodes[i] = pool.seal(nodes[i], tokens[4 * size * start : 4 * size * end], blocks[start:end])
-            start = end
-        s.node[rows] = nodes
+        s, size = self._sequences, self.block_size
+        counts = count.tolist()
+        if max(counts) == 1:
+            tokens = s.tokens.gather_equal(rows, first * size, size).tobytes()
+            blocks = s.tables.data[s.tables.start[rows] + first]
+        else:
+            tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
+            blocks = s.tables.gather(rows, first, count)
+        s.node[rows] = self._pool.seal(s.node[rows].tolist(), counts, tokens, blocks.astype(np.int64))
 
     def _release(self, rows: I64) -> None:
         s = self._sequences
         blocks = s.blocks[rows]
         # Tail before head: a block that is found only behind another goes before that other.
         tables = [s.tables.values(row, n)[::-1] for row, n in zip(rows.tolist(), blocks.tolist(), strict=True)]
-        if tables:
-            self._pool.release(np.concatenate(tables).astype(np.int64))
+        if len(tables) == 1:
+            self._pool.release(tables[0].astype(np.int64))
+        elif tables:
+            self._pool.release_repeated(np.concatenate(tables).astype(np.int64))
 
 
 def _occurrence(values: I64) -> I64:

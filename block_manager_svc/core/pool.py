@@ -43,7 +43,8 @@ class BlockPool:
         self.sealed = np.zeros(num_blocks, bool)
         self.indexed = np.zeros(num_blocks, bool)
         self.counters = Counters()
-        # Kept current: the sum of all refcounts; how many blocks have at least 1, at least 2, are sealed with at least 1.
+        # Kept current: the sum of all refcounts, and how many blocks have at least 1, and of these
+        # at least 2, or are sealed.
         self._entries = 0
         self._referenced = 0
         self._shared = 0
@@ -84,17 +85,27 @@ class BlockPool:
         self._shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
 
     def release(self, blocks: I64) -> None:
-        """One reference less for each mention of a block. What becomes cached is evicted in this order."""
-        if not blocks.size:
-            return
+        """One reference less for each of some distinct blocks. What becomes cached is evicted in this order."""
+        before = self.refcount[blocks]
+        self.refcount[blocks] = before - 1
+        self._settle(blocks, before, before - 1)
+
+    def release_repeated(self, blocks: I64) -> None:
+        """As `release`, for blocks that may be named several times; the last mention of each gives its place."""
         last = np.unique(blocks[::-1], return_index=True)[1]
-        distinct = blocks if last.size == blocks.size else blocks[np.sort(blocks.size - 1 - last)]
+        distinct = blocks[np.sort(blocks.size - 1 - last)]
         before = self.refcount[distinct]
         np.subtract.at(self.refcount, blocks, 1)
-        after = self.refcount[distinct]
+        self._entries -= blocks.size - distinct.size
+        self._settle(distinct, before, self.refcount[distinct])
+
+    def _settle(self, blocks: I64, before: I32, after: I32) -> None:
+        """Takes note of refcounts that fell: what nothing references any more is cached if it is indexed, else free."""
         self._entries -= blocks.size
-        self._shared -= int(np.count_nonzero((before >= 2) & (after < 2)))
-        dropped = distinct[after == 0]
+        self._shared -= int(np.count_nonzero((before > 1) & (after < 2)))
+        dropped = blocks[after == 0]
+        if not dropped.size:
+            return
         self._referenced -= dropped.size
         self._sealed -= int(np.count_nonzero(self.sealed[dropped]))
         keep = self.indexed[dropped]
@@ -103,16 +114,13 @@ class BlockPool:
         self.sealed[gone] = False
         self.allocator.free(gone)
 
-    def seal(self, node: int, tokens: bytes, blocks: list[int]) -> int:
-        """Seals blocks that hold `tokens` after the prefix `node`, and indexes those whose content is new there.
-
-        Returns the node after them.
-        """
-        node, indexed = self.index.insert(node, tokens, blocks)
+    def seal(self, parents: list[int], counts: list[int], tokens: bytes, blocks: I64) -> list[int]:
+        """Seals blocks, and indexes those whose content is new behind its prefix. See PrefixIndex.insert."""
+        ends, indexed = self.index.insert(parents, counts, tokens, blocks.tolist())
         self.sealed[blocks] = True
         self.indexed[indexed] = True
-        self._sealed += len(blocks)
-        return node
+        self._sealed += blocks.size
+        return ends
 
     def unseal(self, blocks: I64) -> None:
         """Referenced, sealed blocks are to be written again: they leave the index."""
@@ -136,7 +144,7 @@ class BlockPool:
         return Sharing(self._entries, self._referenced, self._shared)
 
     def note_peaks(self) -> None:
-        """After each command."""
+        """After each command that may raise what `sharing` says."""
         counters = self.counters
         counters.peak_table_entries = max(counters.peak_table_entries, self._entries)
         counters.peak_referenced_blocks = max(counters.peak_referenced_blocks, self._referenced)

@@ -13,12 +13,19 @@ Each namespace has a root of its own (whose block is 0), so equal tokens of two 
 
 from __future__ import annotations
 
+from itertools import islice
+from struct import Struct
+
+import numpy as np
+
+from block_manager_svc.core.step import I64
+
 
 class PrefixIndex:
-    __slots__ = ("_keys", "_nodes", "_roots", "_serial", "_shift", "_width")
+    __slots__ = ("_keys", "_nodes", "_pieces", "_roots", "_serial", "_shift")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._width = 4 * block_size
+        self._pieces = Struct(f"{4 * block_size}s").iter_unpack  # tokens of one block after another
         self._shift = num_blocks.bit_length()
         self._serial = 0
         self._roots: dict[bytes, int] = {}
@@ -36,38 +43,43 @@ class PrefixIndex:
             node = self._roots[namespace] = self._new_node(0)
         return node
 
-    def find(self, node: int, tokens: bytes) -> tuple[int, list[int]]:
+    def find(self, node: int, tokens: bytes) -> tuple[int, I64]:
         """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way."""
-        nodes, width = self._nodes, self._width
-        mask = (1 << self._shift) - 1
-        blocks: list[int] = []
-        for start in range(0, len(tokens) - width + 1, width):
-            child = nodes.get(node.to_bytes(8, "little") + tokens[start : start + width])
-            if child is None:
+        child = self._nodes.get
+        path: list[int] = []
+        found: int | None
+        for (piece,) in self._pieces(tokens):
+            found = child(node.to_bytes(8, "little") + piece)
+            if found is None:
                 break
-            blocks.append(child & mask)
-            node = child
-        return node, blocks
+            path.append(found)
+            node = found
+        return node, np.array(path, np.int64) & ((1 << self._shift) - 1)
 
-    def insert(self, node: int, tokens: bytes, blocks: list[int]) -> tuple[int, list[int]]:
-        """Chains `blocks`, which hold `tokens` (int32, all full), behind `node`.
+    def insert(
+        self, parents: list[int], counts: list[int], tokens: bytes, blocks: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Chains the next counts[i] of `blocks` behind node parents[i]; `tokens` (int32) is what all of them hold.
 
         Where equal content is indexed already, that one stays canonical and the chain goes on from it.
-        Returns the last node, and those of `blocks` that are indexed now.
+        Returns the last node of each chain, and those of `blocks` that are indexed now.
         """
-        nodes, width = self._nodes, self._width
+        nodes = self._nodes
+        ends: list[int] = []
         indexed: list[int] = []
-        start = 0
-        for block in blocks:
-            key = node.to_bytes(8, "little") + tokens[start : start + width]
-            child = nodes.get(key)
-            if child is None:
-                child = nodes[key] = self._new_node(block)
-                self._keys[block] = key
-                indexed.append(block)
-            node = child
-            start += width
-        return node, indexed
+        held = zip(blocks, self._pieces(tokens), strict=True)
+        for parent, count in zip(parents, counts, strict=True):
+            node = parent
+            for block, (piece,) in islice(held, count):
+                key = node.to_bytes(8, "little") + piece
+                found = nodes.get(key)
+                if found is None:
+                    found = nodes[key] = self._new_node(block)
+                    self._keys[block] = key
+                    indexed.append(block)
+                node = found
+            ends.append(node)
+        return ends, indexed
 
     def remove(self, blocks: list[int]) -> None:
         """Forgets blocks; all must be indexed."""

@@ -16,8 +16,8 @@ from block_manager_svc.core.step import I32, I64
 
 def ranges(first: I64, count: I64) -> I64:
     """first[0], first[0] + 1, … (count[0] of them), then those of first[1] and so on, as one array."""
-    before = count.cumsum() - count
-    return np.repeat(first - before, count) + np.arange(count.sum())
+    end = count.cumsum()
+    return np.repeat(first - end + count, count) + np.arange(end[-1] if end.size else 0)
 
 
 class RaggedArena:
@@ -42,9 +42,15 @@ class RaggedArena:
             column[new] = getattr(self, name)[old]
             setattr(self, name, column)
 
-    def open(self, row: int, values: I32) -> None:
+    def open(self, row: int, values: I32 | I64) -> None:
         """Opens a region for a closed row, holding `values`."""
-        start = self._place(row, values.size)
+        size = self._fit(values.size)
+        if self._end + size > self.data.size:
+            self._make_room(size)
+        start = self._claim(size)
+        self.start[row] = start
+        self.capacity[row] = size
+        self._open += size
         self.data[start : start + values.size] = values
 
     def close(self, rows: I64) -> None:
@@ -57,12 +63,20 @@ class RaggedArena:
     def reserve(self, rows: I64, used: I64, wanted: I64) -> None:
         """Makes room for wanted[i] values in row rows[i], of which the first used[i] are kept. May move any region."""
         short = (wanted > self.capacity[rows]).nonzero()[0]
-        for i in short.tolist():
-            row, keep = int(rows[i]), int(used[i])
-            kept = self.values(row, keep).copy()
-            self.close(rows[i : i + 1])
-            start = self._place(row, int(wanted[i]))
-            self.data[start : start + keep] = kept
+        if not short.size:
+            return
+        rows = rows[short]
+        sizes = [self._fit(n) for n in wanted[short].tolist()]
+        if self._end + sum(sizes) > self.data.size:
+            self._make_room(sum(sizes))
+        starts = [self._claim(size) for size in sizes]
+        data = self.data
+        for old, new, keep in zip(self.start[rows].tolist(), starts, used[short].tolist(), strict=True):
+            data[new : new + keep] = data[old : old + keep]
+        self.close(rows)
+        self.start[rows] = starts
+        self.capacity[rows] = sizes
+        self._open += sum(sizes)
 
     def values(self, row: int, count: int) -> I32:
         """The first `count` values of a row: a view, good until a region is opened or grows."""
@@ -73,19 +87,21 @@ class RaggedArena:
         """Values first[i] : first[i] + count[i] of rows[i], one row after another."""
         return self.data[ranges(self.start[rows] + first, count)]
 
-    def _place(self, row: int, wanted: int) -> int:
-        capacity = max(self._least, 1 << (wanted - 1).bit_length())
-        closed = self._closed.get(capacity)
+    def gather_equal(self, rows: I64, first: I64, count: int) -> I32:
+        """As `gather` where all counts are the same, as an array [rows, count]."""
+        columns: I32 = self.data[(self.start[rows] + first)[:, None] + np.arange(count)]
+        return columns
+
+    def _fit(self, wanted: int) -> int:
+        return max(self._least, 1 << (wanted - 1).bit_length())
+
+    def _claim(self, size: int) -> int:
+        """The start of a region of `size`: one given back, or the next at the end, where there is room for it."""
+        closed = self._closed.get(size)
         if closed:
-            start = closed.pop()
-        else:
-            if self._end + capacity > self.data.size:
-                self._make_room(capacity)
-            start = self._end
-            self._end += capacity
-        self._open += capacity
-        self.start[row] = start
-        self.capacity[row] = capacity
+            return closed.pop()
+        start = self._end
+        self._end += size
         return start
 
     def _make_room(self, wanted: int) -> None:

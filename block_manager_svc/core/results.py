@@ -28,7 +28,7 @@ class Match:
     idle_blocks: int  # of these, how many nothing references: taking them lowers `available`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Extended:
     """Copies in decision order, and the changed part of each table that changed.
 

@@ -84,7 +84,9 @@ class Model:
             changes.append(mine)
         return changes
 
-    def extend(self, sequences: list[int], upto: list[int]) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]]] | None:
+    def extend(
+        self, sequences: list[int], upto: list[int]
+    ) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]]] | None:
         """The copies, and for each sequence its changed entries; None if there are too few blocks."""
         changes = self.changes(sequences, upto)
         needed = sum(len(mine) for mine in changes)
