@@ -75,5 +75,5 @@ class Engine:
 
 
 def _bytes(values: torch.Tensor) -> NDArray[np.uint8]:
-    flat: NDArray[np.uint8] = values.cpu().contiguous().reshape(len(values), -1).view(torch.uint8).numpy()
+    flat: NDArray[np.uint8] = values.cpu().contiguous().flatten(1).view(torch.uint8).numpy()
     return flat

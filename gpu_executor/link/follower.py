@@ -179,10 +179,12 @@ class Follower:
 
     # Called by threads of the server.
 
-    def wait_completed(self, service_id: str, epoch: int, step_id: int, deadline: float) -> bool:
-        """Waits until the step is completed, or time.monotonic() is past `deadline`; says whether it is.
+    def wait_completed(
+        self, service_id: str, epoch: int, step_id: int, deadline: float, given_up: Callable[[], bool]
+    ) -> None:
+        """Waits until the step is completed, or until time.monotonic() is past `deadline`.
 
-        Returns False early when the epoch ends or no stream is up.
+        Returns early when the epoch ends, no stream is up, or `given_up` is true after a call of `look_again`.
         """
 
         def over() -> bool:
@@ -190,11 +192,16 @@ class Follower:
                 self._send is None
                 or (service_id, epoch) != (self._service_id, self._epoch)
                 or self._log.completed >= step_id
+                or given_up()
             )
 
         with self._lock:
             self._progress.wait_for(over, max(0.0, deadline - time.monotonic()))
-            return (service_id, epoch) == (self._service_id, self._epoch) and self._log.completed >= step_id
+
+    def look_again(self) -> None:
+        """Makes the threads in wait_completed ask their `given_up`."""
+        with self._lock:
+            self._progress.notify_all()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Runs `function` on the main thread, between two steps."""

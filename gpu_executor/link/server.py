@@ -57,7 +57,10 @@ class Servicer(executor_pb2_grpc.ExecutorServiceServicer):
         # A reply that comes with the caller's deadline is lost: answer a little before it.
         wait_s = min(MAX_WAIT_S, remaining * 0.95) if remaining is not None else MAX_WAIT_S
         deadline = time.monotonic() + wait_s
-        self._follower.wait_completed(request.service_id, request.epoch, request.after_step, deadline)
+        context.add_callback(self._follower.look_again)  # a call that was cancelled gives its thread back
+        self._follower.wait_completed(
+            request.service_id, request.epoch, request.after_step, deadline, lambda: not context.is_active()
+        )
         self._check_standing(request, context)
 
         def read() -> tuple[np.ndarray, np.ndarray] | None:

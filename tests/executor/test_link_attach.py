@@ -2,69 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from support.link_service import SERVICE_ID, LinkService, Steps, Stream, greedy
+from support.running_executor import BLOCK_SIZE, BLOCKS, Running, slots
 from support.waiting import wait_for
 
-from gpu_executor.config import Settings
-from gpu_executor.process import Executor
 from pagedkv.v1 import executor_link_pb2 as pb
-from pagedkv.v1 import executor_pb2, executor_pb2_grpc
 
-BLOCK_SIZE = 4
-BLOCKS = 32
 PROMPT = [5, 6, 7, 8, 9, 10]
-
-
-class Running:
-    """An executor in this process: its main loop on a thread of the test."""
-
-    def __init__(self, model: Path, service: str) -> None:
-        self.executor = Executor(
-            Settings(
-                model=model,
-                service=service,
-                listen="127.0.0.1:0",
-                device="cpu",
-                dtype="float64",
-                block_size=BLOCK_SIZE,
-                blocks=BLOCKS,
-                host_blocks=4,
-                max_rows=8,
-                max_batch_tokens=1024,
-            )
-        )
-        self._stopping = False
-        self._thread = threading.Thread(target=self.executor.compute, args=(lambda: self._stopping,))
-        self._thread.start()
-        self.executor.start()
-        self.channel = grpc.insecure_channel(self.executor.address)
-
-    def read_k(self, slots: list[int], *, epoch: int = 1, after_step: int = 0, layer: int = 0) -> np.ndarray:
-        request = executor_pb2.ReadKvRequest(
-            service_id=SERVICE_ID, epoch=epoch, after_step=after_step, layer=layer, slots=slots
-        )
-        pieces = list(executor_pb2_grpc.ExecutorServiceStub(self.channel).ReadKv(request, timeout=30))
-        heads, dim = pieces[0].num_kv_heads, pieces[0].key_head_dim
-        return np.frombuffer(b"".join(p.k for p in pieces), "<f8").reshape(len(slots), heads, dim)
-
-    def health(self, service: str = "") -> int:
-        request = health_pb2.HealthCheckRequest(service=service)
-        return health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=30).status
-
-    def close(self) -> None:
-        self.channel.close()
-        self._stopping = True
-        self.executor.follower.jobs.put(None)
-        self._thread.join()
-        self.executor.close()
 
 
 @pytest.fixture
@@ -98,31 +48,12 @@ def again(service: LinkService, *, durable: int = 0) -> Stream:
     return stream
 
 
-def prefill(steps: Steps, *, row: int = 0, blocks: tuple[int, ...] = (1, 2), sampled: bool = True) -> pb.Step:
-    """PROMPT into `blocks` of `row`; its next token is sampled."""
-    return steps.make(
-        delta_row=[row],
-        delta_first=[0],
-        delta_count=[len(blocks)],
-        delta_blocks=list(blocks),
-        row=[row],
-        start=[0],
-        count=[len(PROMPT)],
-        token_ids=PROMPT,
-        **(greedy(0) if sampled else {}),
-    )
-
-
 def decode(steps: Steps, position: int, token: int, *, row: int = 0) -> pb.Step:
     return steps.make(row=[row], start=[position], count=[1], token_ids=[token], **greedy(0))
 
 
 def tokens(result: pb.StepResult) -> list[int]:
     return np.frombuffer(result.token_ids, "<i4").tolist()
-
-
-def slots(*blocks: int) -> list[int]:
-    return [block * BLOCK_SIZE + offset for block in blocks for offset in range(BLOCK_SIZE)]
 
 
 def refusal(stream: Stream) -> pb.Refusal:
@@ -163,7 +94,7 @@ def test_attachments_arrive_whole(service: LinkService, running: Running, tiny_l
 
 def test_steps_are_computed_in_order_and_named(stream: Stream, running: Running) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     first = stream.result()
     stream.send(step=decode(steps, len(PROMPT), tokens(first)[0]))
     second = stream.result()
@@ -179,7 +110,7 @@ def test_steps_are_computed_in_order_and_named(stream: Stream, running: Running)
 def test_steps_may_be_sent_ahead_of_their_results(stream: Stream) -> None:
     """Validation sees the tables as the steps before leave them, computed or not."""
     steps = Steps()
-    stream.send(step=prefill(steps, blocks=(1, 2)))
+    stream.send(step=steps.prefill(PROMPT, blocks=(1, 2)))
     for position in range(len(PROMPT), 8):
         stream.send(step=decode(steps, position, 3))
     stream.send(
@@ -194,7 +125,7 @@ def columns_of(start: int, token_ids: list[int], row: int = 0) -> dict[str, list
 
 def test_ops_run_before_the_batch_of_their_step(stream: Stream, running: Running) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     stream.result()
     # Copy-on-write of the partly filled block 2, for row 1 that shares block 1; then row 1 goes on alone.
     stream.send(
@@ -226,7 +157,7 @@ def test_a_step_without_rows_has_an_empty_result(stream: Stream, running: Runnin
 
 def test_a_step_sent_again_is_not_applied_again_and_its_result_comes_again(stream: Stream, running: Running) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     first = stream.result()
     # Applied a second time, this copy would carry the zeros of step 3.
     stream.send(step=steps.make(op_kind=[1], op_src=[1], op_dst=[5]))
@@ -257,7 +188,7 @@ def test_a_step_out_of_order_or_of_another_history_is_refused_and_changes_nothin
     service: LinkService, stream: Stream, running: Running, change: object, reason: str
 ) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     stream.result()
     zero = steps.make(op_kind=[2], op_src=[0], op_dst=[1])
     bad = change(zero)  # type: ignore[operator]
@@ -275,7 +206,7 @@ def test_a_step_that_fails_validation_is_refused_and_changes_nothing(
     service: LinkService, stream: Stream, running: Running
 ) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     stream.result()
     # The op before it and the delta are fine; the batch names a block that the table lacks.
     stream.send(
@@ -303,7 +234,7 @@ def test_a_step_that_fails_validation_is_refused_and_changes_nothing(
 
 def test_results_are_kept_and_sent_again_on_the_next_stream(service: LinkService, stream: Stream) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     results = [stream.result()]
     for position in range(len(PROMPT), 8):
         stream.send(step=decode(steps, position, 3))
@@ -333,8 +264,8 @@ def test_a_result_that_is_ready_while_no_stream_is_up_is_sent_on_the_next(
     service: LinkService, stream: Stream, running: Running
 ) -> None:
     steps = Steps()
-    held, release = hold(running)
-    stream.send(step=prefill(steps))
+    held, release = running.hold()
+    stream.send(step=steps.prefill(PROMPT))
     assert held.wait(30)
     stream.send(step=decode(steps, len(PROMPT), 3))
     wait_for(lambda: running.executor.follower.position.accepted == 2, 30, "both steps accepted")
@@ -346,21 +277,9 @@ def test_a_result_that_is_ready_while_no_stream_is_up_is_sent_on_the_next(
     assert [stream.result().step_id, stream.result().step_id] == [1, 2]
 
 
-def hold(running: Running) -> tuple[threading.Event, threading.Event]:
-    """Keeps the main thread busy, as a long step does: (it is held, let it go)."""
-    held, release = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        held.set()
-        assert release.wait(60)
-
-    running.executor.follower.call(wait)
-    return held, release
-
-
 def test_going_on_keeps_the_pool_and_the_tables(service: LinkService, stream: Stream, running: Running) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     first = tokens(stream.result())[0]
     before = running.read_k(slots(1, 2))
     stream.end()
@@ -370,7 +289,7 @@ def test_going_on_keeps_the_pool_and_the_tables(service: LinkService, stream: St
     second = tokens(stream.result())[0]
 
     # The same, undisturbed, over other blocks.
-    stream.send(step=prefill(steps, row=1, blocks=(11, 12)))
+    stream.send(step=steps.prefill(PROMPT, row=1, blocks=(11, 12)))
     assert tokens(stream.result())[0] == first
     stream.send(step=decode(steps, len(PROMPT), first, row=1))
     assert tokens(stream.result())[0] == second
@@ -378,14 +297,14 @@ def test_going_on_keeps_the_pool_and_the_tables(service: LinkService, stream: St
 
 def test_a_reset_clears_the_tables_and_counts_from_one(service: LinkService, stream: Stream, running: Running) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     stream.result()
     stream.end()
     stream = service.stream()
     stream.hello()
     stream.welcome(2, reset=True)
     steps = Steps()
-    stream.send(step=prefill(steps, row=3, blocks=(4, 5)))
+    stream.send(step=steps.prefill(PROMPT, row=3, blocks=(4, 5)))
     assert stream.result().step_id == 1
     stream.send(step=decode(steps, len(PROMPT), 3, row=0))  # its table went with the reset
     refused = refusal(stream)
@@ -396,9 +315,9 @@ def test_steps_of_an_epoch_that_is_over_are_not_computed(
     service: LinkService, stream: Stream, running: Running
 ) -> None:
     steps = Steps()
-    held, release = hold(running)
+    held, release = running.hold()
     assert held.wait(30)
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     wait_for(lambda: running.executor.follower.position.accepted == 1, 30, "the step accepted")
     stream.end()
     stream = service.stream()
@@ -416,10 +335,10 @@ def test_heartbeats_come_while_a_long_step_computes(service: LinkService, runnin
     stream = service.stream()
     stream.hello()
     stream.welcome(1, reset=True, interval_ms=20)
-    held, release = hold(running)
+    held, release = running.hold()
     assert held.wait(30)
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     wait_for(lambda: [h for _, h in stream.heartbeats if h.accepted == 1], 30, "a heartbeat that names step 1")
     count = len(stream.heartbeats)
     wait_for(lambda: len(stream.heartbeats) >= count + 5, 30, "five more heartbeats")
@@ -452,7 +371,7 @@ def test_messages_of_another_epoch_or_service_are_refused(
     stream.hello()
     stream.welcome(5, reset=True)
     steps = Steps()
-    stream.send(step=prefill(steps), **named)  # type: ignore[arg-type]
+    stream.send(step=steps.prefill(PROMPT), **named)  # type: ignore[arg-type]
     assert refusal(stream).reason == reason
     stream = service.stream()
     assert stream.hello().accepted == 0
@@ -474,7 +393,7 @@ def test_a_welcome_that_cannot_be_is_refused(
     service: LinkService, stream: Stream, epoch: int, reset: bool, durable: int, reason: str
 ) -> None:
     steps = Steps()
-    stream.send(step=prefill(steps))
+    stream.send(step=steps.prefill(PROMPT))
     result = stream.result()
     stream.end()
     stream = service.stream()
@@ -487,7 +406,7 @@ def test_a_welcome_that_cannot_be_is_refused(
 def test_a_step_before_the_welcome_is_refused(service: LinkService, running: Running) -> None:
     stream = service.stream()
     stream.hello()
-    stream.send(step=prefill(Steps()))
+    stream.send(step=Steps().prefill(PROMPT))
     assert refusal(stream).reason == "WELCOME_EXPECTED"
 
 
@@ -502,7 +421,7 @@ def test_a_service_that_starts_late_or_comes_back_is_found(tiny_llama_dir: Path)
             stream = service.stream()
             stream.hello()
             stream.welcome(epoch, reset=True)
-            stream.send(step=prefill(Steps()))
+            stream.send(step=Steps().prefill(PROMPT))
             assert stream.result().step_id == 1
             service.close()
     finally:

@@ -54,6 +54,20 @@ class Steps:
         self.sent.append(pb.Step(step_id=step_id, digest=digest, results_durable_through=durable, body=body))
         return self.sent[-1]
 
+    def prefill(self, prompt: list[int], *, row: int = 0, blocks: tuple[int, ...] = (1, 2)) -> pb.Step:
+        """The whole prompt into `blocks` of `row`; its next token is sampled."""
+        return self.make(
+            delta_row=[row],
+            delta_first=[0],
+            delta_count=[len(blocks)],
+            delta_blocks=list(blocks),
+            row=[row],
+            start=[0],
+            count=[len(prompt)],
+            token_ids=list(prompt),
+            **greedy(0),
+        )
+
 
 class Stream:
     """One Attach call, from the service's side."""
