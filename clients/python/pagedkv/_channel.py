@@ -43,9 +43,9 @@ OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A peer that vanished without closing is noticed; servers tolerate pings five minutes apart.
-    ("grpc.keepalive_time_ms", 330_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    # A peer that vanished without closing is noticed; the service allows a ping every 10 s.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     # http_proxy in the environment is not meant for this: a loopback address would be dialled at the proxy.
     ("grpc.enable_http_proxy", 0),
 )

@@ -27,8 +27,8 @@ def status(context: typer.Context, address: Address = None, output: Format = Non
         if fmt is Output.JSON:
             write_json({"address": client.address, "healthy": healthy, "models": served, "pool": pool})
         else:
-            model = ", ".join(each.id for each in served) or "none: no executor is attached"
-            write_text(f"{client.address}: {'SERVING' if healthy else 'NOT SERVING'}, model {model}\n")
+            model = f"model {', '.join(each.id for each in served)}" if served else "no executor is attached"
+            write_text(f"{client.address}: {'SERVING' if healthy else 'NOT SERVING'}, {model}\n")
             if pool is not None:
                 _write_pool(pool)
         if not healthy:

@@ -44,7 +44,7 @@ class Output(enum.StrEnum):
 # What to do next, by reason; where a reason is missing, by class.
 _ADVICE = {
     "UNREACHABLE": "is block-manager running there? --address or PAGEDKV_ADDRESS names another",
-    "EXECUTOR_UNAVAILABLE": "start gpu-executor, or wait until it has attached",
+    "EXECUTOR_UNAVAILABLE": "start gpu-executor unless it is about to attach",
     "DRAINING": "the service is stopping: use another instance",
     "MODEL_NOT_FOUND": "`kvctl models` names what is served",
     "SEQUENCE_NOT_FOUND": "`kvctl sequences` names what is alive",
@@ -72,9 +72,10 @@ _ADVICE_BY_CLASS: tuple[tuple[type[PagedKvError], str], ...] = (
 
 def advice(error: PagedKvError) -> str:
     """What the caller does next."""
+    steps = [_ADVICE[error.reason]] if error.reason in _ADVICE else []
     if error.retry_after is not None:
-        return f"try again in {error.retry_after:g} s"
-    return _ADVICE.get(error.reason) or next(text for kind, text in _ADVICE_BY_CLASS if isinstance(error, kind))
+        steps.append(f"try again in {error.retry_after:g} s")
+    return ", and ".join(steps) or next(text for kind, text in _ADVICE_BY_CLASS if isinstance(error, kind))
 
 
 def write_error(error: PagedKvError, output: Output) -> None:
@@ -93,7 +94,7 @@ def write_error(error: PagedKvError, output: Output) -> None:
             }
         )
     else:
-        numbers = ", ".join(f"{name} {value}" for name, value in error.numbers.items())
+        numbers = ", ".join(f"{name} {value}" for name, value in sorted(error.numbers.items()))
         line = f"error: {error.reason}: {error.message}{f' ({numbers})' if numbers else ''} — {advice(error)}"
         line = " ".join(line.split())  # a template's own words may have line ends
     typer.echo(line, err=True)
