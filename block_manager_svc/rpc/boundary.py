@@ -131,9 +131,14 @@ async def _end(method: str, context: _Context, error: Exception) -> None:
         raise error
     if isinstance(error, Refused):
         log.info("call refused", method=method, reason=error.reason, message=error.message)
-        await abort(context, status_of(error))
-    if context.cancelled() or context.done():
+        status = status_of(error)
+    elif isinstance(error, grpc.aio.InternalError) or context.cancelled() or context.done():
         # Writing to a caller that has just gone fails; there is nobody to tell.
         raise asyncio.CancelledError from error
-    log.error("unexpected error in a call", method=method, exc_info=error)
-    await abort(context, internal_status())
+    else:
+        log.error("unexpected error in a call", method=method, exc_info=error)
+        status = internal_status()
+    try:
+        await abort(context, status)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError from gone
