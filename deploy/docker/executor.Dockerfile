@@ -2,28 +2,24 @@
 #
 # PyPI's torch for Linux is the CUDA build: it runs on CPUs too, and is large. For an image without CUDA name the
 # index of PyTorch's CPU builds: --build-arg PIP_EXTRA_INDEX_URL=...
-FROM python:3.11-slim AS build
+FROM python:3.11-slim
 ARG PIP_EXTRA_INDEX_URL
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
-RUN python -m venv /opt/pagedkv
 # Dependencies alone, so that this layer is kept until pyproject.toml changes.
 COPY pyproject.toml deploy/docker/requirements.py ./
-RUN python requirements.py executor > requirements.txt \
-    && /opt/pagedkv/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
+RUN python requirements.py executor > requirements.txt && pip install -r requirements.txt
 COPY README.md ./
 COPY clients/python/pagedkv clients/python/pagedkv
 COPY block_manager_svc/__init__.py block_manager_svc/__init__.py
 COPY gpu_executor gpu_executor
-RUN /opt/pagedkv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
-
-FROM python:3.11-slim
 # New volumes take the owner of the folder that they cover.
-RUN install -d -o 10001 -g 10001 /models /cache
-COPY --from=build /opt/pagedkv /opt/pagedkv
-COPY deploy/docker/healthcheck.py /opt/pagedkv/healthcheck.py
-ENV PATH=/opt/pagedkv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HF_HUB_OFFLINE=1 HF_HOME=/cache/huggingface TRITON_CACHE_DIR=/cache/triton TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
-    PAGEDKV_EXECUTOR_MODEL_CACHE=/cache/models
+RUN pip install --no-deps . && install -d -o 10001 -g 10001 /models /cache
+ENV HF_HUB_OFFLINE=1 HF_HOME=/cache/huggingface TRITON_CACHE_DIR=/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor PAGEDKV_EXECUTOR_MODEL_CACHE=/cache/models
+COPY deploy/docker/healthcheck.py /opt/pagedkv/
+WORKDIR /
 USER 10001:10001
 VOLUME ["/models", "/cache"]
 EXPOSE 50062
