@@ -10,13 +10,13 @@ from block_manager_svc.core.sequences import Sequences
 
 def audit(sequences: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     """One sentence, with its numbers, for each invariant that does not hold."""
-    wrong = _rows(sequences, block_size)
+    wrong = _rows(sequences, pool.num_blocks, block_size)
     if wrong:  # what follows reads through the rows
         return wrong
     return _references(sequences, pool) + _places(pool) + _counts(pool) + _contents(sequences, pool, block_size)
 
 
-def _rows(s: Sequences, block_size: int) -> list[str]:
+def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
     """Each sequence is where its id says, and its columns are in order."""
     wrong = s.check() + s.tokens.check("tokens") + s.tables.check("tables")
     for row in s.alive().tolist():
@@ -30,21 +30,19 @@ def _rows(s: Sequences, block_size: int) -> list[str]:
             wrong.append(f"{name} has {length} tokens in room for {s.tokens.capacity[row]}")
         if blocks > s.tables.capacity[row]:
             wrong.append(f"{name} has {blocks} blocks in room for {s.tables.capacity[row]}")
+        table = s.tables.values(row, blocks)
+        outside = table[(table < 1) | (table >= num_blocks)]
+        if outside.size:
+            wrong.append(f"the table of {name} names block {outside[0]}, outside 1 to {num_blocks - 1}")
     return wrong
 
 
 def _references(s: Sequences, pool: BlockPool) -> list[str]:
-    """refcount = table references; no table names a block twice, or one that is not there."""
+    """refcount = table references; no table names a block twice."""
     wrong = []
     named = np.zeros(pool.num_blocks, np.int64)
     for row in s.alive().tolist():
         table = s.tables.values(row, int(s.blocks[row]))
-        outside = table[(table < 1) | (table >= pool.num_blocks)]
-        if outside.size:
-            wrong.append(
-                f"the table of sequence {s.id[row]} names block {outside[0]}, outside 1 to {pool.num_blocks - 1}"
-            )
-            continue
         blocks, times = np.unique(table, return_counts=True)
         wrong += [f"the table of sequence {s.id[row]} names block {b} twice" for b in blocks[times > 1]]
         np.add.at(named, table, 1)
@@ -70,7 +68,8 @@ def _places(pool: BlockPool) -> list[str]:
         for b in (places != expected).nonzero()[0]
     ]
     # index ⇔ sealed or cached; a sealed block may be the double of a canonical one, a cached block may not.
-    has_key = np.array([pool.index.node(b) is not None for b in range(pool.num_blocks)])
+    has_key = np.zeros(pool.num_blocks, bool)
+    has_key[pool.index.blocks()] = True
     wrong += [
         f"block {b} is {'in' if has_key[b] else 'not in'} the index, its mark says otherwise"
         for b in (has_key != pool.indexed).nonzero()[0]

@@ -73,7 +73,8 @@ class OutOfBlocks(ResourceExhausted):
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(
             "OUT_OF_BLOCKS",
-            f"{needed} blocks are needed, {available} are free or evictable: free or preempt {needed - available} first",
+            f"{needed} blocks are needed, {available} are free or evictable: "
+            f"free or preempt {needed - available} first",
             needed=needed,
             available=available,
         )

@@ -243,7 +243,18 @@ class PageTable:
         ids = integers(sequences, "sequences")
         begin, end = column(first, "first", ids.size), column(upto, "upto", ids.size)
         rows = s.rows(ids)
-        self._check_upto(ids, end, begin, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
+        length = s.length[rows]
+        wrong = ((begin < 0) | (end < begin) | (end > length)).nonzero()[0]
+        if wrong.size:
+            sequence, start, stop, known = (int(values[wrong[0]]) for values in (ids, begin, end, length))
+            raise InvalidArgument(
+                "POSITION_OUT_OF_RANGE",
+                f"positions {start} to {stop} of sequence {sequence}: it has {known} tokens",
+                sequence=sequence,
+                first=start,
+                upto=stop,
+                length=known,
+            )
         return s.tokens.gather(rows, begin, end - begin)
 
     def length(self, sequences: Integers) -> I32:

@@ -92,12 +92,16 @@ class PrefixIndex:
     def node(self, block: int) -> int | None:
         """The node of a block; None if it is not indexed."""
         key = self._keys[block]
-        return None if key is None else self._nodes[key]
+        return None if key is None else self._nodes.get(key)
 
     def content(self, block: int) -> tuple[int, bytes] | None:
         """What a block is found by: its parent's node, and its tokens; None if it is not indexed."""
         key = self._keys[block]
         return None if key is None else (int.from_bytes(key[:8], "little"), key[8:])
+
+    def blocks(self) -> I64:
+        """All blocks that can be found, for audits. Costs time proportional to their number."""
+        return np.array(list(self._nodes.values()), np.int64) & ((1 << self._shift) - 1)
 
     def check(self) -> list[str]:
         """One sentence for each way in which blocks and nodes disagree."""

@@ -35,6 +35,7 @@ class Model:
         self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
         self.sequences: dict[int, ModelSequence] = {}
         self.copies = self.evicted = self.allocated = 0
+        self.peaks: tuple[int, ...] = (0, 0, 0)  # of all states that were compared
         self._nodes = itertools.count()
 
     def refcount(self, block: int) -> int:
@@ -202,6 +203,13 @@ class Model:
         counters = table.counters
         assert (counters.copies_on_write, counters.evicted_blocks) == (self.copies, self.evicted)
         assert counters.allocated_blocks == self.allocated
+        now = (sharing.table_entries, sharing.referenced_blocks, sharing.shared_blocks)
+        self.peaks = tuple(map(max, self.peaks, now))
+        assert (
+            counters.peak_table_entries,
+            counters.peak_referenced_blocks,
+            counters.peak_shared_blocks,
+        ) == self.peaks
         assert table.check() == []
 
 
