@@ -6,35 +6,16 @@ before anything was changed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from block_manager_svc.core.arguments import Integers, check_length, column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
+from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.ragged import ranges
 from block_manager_svc.core.results import BlockStates, Counters, Extended, Match, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
-
-_NONE = np.empty(0, np.int64)
-_NONE_I32 = np.empty(0, np.int32)
-
-
-class _Plan(NamedTuple):
-    """What `extend` does for some sequences, decided and not done yet. Indices count within the argument."""
-
-    rows: I64
-    blocks: I64  # entries of each table before
-    new: I64  # blocks that each table grows by
-    needed: I64  # new, and copies
-    total: int  # sum of needed
-    copied: I64  # index of each entry that is shared and copied, in decision order;
-    copied_entry: I64  # its logical block,
-    copied_block: I64  # and the block there
-    rewritten: I64  # sealed blocks that are written in place
 
 
 class PageTable:
@@ -67,7 +48,7 @@ class PageTable:
         self._pool = BlockPool(num_blocks, block_size)
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
-        self._planned: _Plan | None = None
+        self._planned: Plan | None = None
 
     @property
     def counters(self) -> Counters:
@@ -138,18 +119,10 @@ class PageTable:
         plan = self._plan(ids, to)
         if plan.total > self._pool.available():
             raise OutOfBlocks(plan.total, self._pool.available())
-        s, pool = self._sequences, self._pool
-        rows = plan.rows
-        if plan.rewritten.size:
-            pool.unseal(plan.rewritten)
-        s.writable[rows] = np.maximum(s.writable[rows], to)
-        grown = plan.new.nonzero()[0]
-        if grown.size:
-            at, before, new = rows[grown], plan.blocks[grown], plan.new[grown]
-            s.tables.reserve(at, before, before + new)
-            s.blocks[at] = before + new
-        extended = self._place_with_copies(plan, grown) if plan.copied.size else self._place(plan, grown)
-        pool.note_peaks()
+        s = self._sequences
+        s.writable[plan.rows] = np.maximum(s.writable[plan.rows], to)
+        extended = carry_out(plan, s, self._pool)
+        self._pool.note_peaks()
         self.revision += 1
         return extended
 
@@ -321,83 +294,16 @@ class PageTable:
             beyond, f"upto {to} of sequence {sequence}: only {most} {what}", sequence=sequence, upto=to, limit=most
         )
 
-    def _plan(self, ids: I64, upto: I64) -> _Plan:
+    def _plan(self, ids: I64, upto: I64) -> Plan:
         key = (self.revision, ids.tobytes(), upto.tobytes())
         if self._planned is None or self._plan_key != key:
-            self._planned = self._decide(ids, upto)
+            s = self._sequences
+            rows = s.rows(ids)
+            computed = s.computed[rows]
+            self._check_upto(ids, upto, computed, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
+            self._planned = decide(s, self._pool, self.block_size, rows, computed, upto)
             self._plan_key = key
         return self._planned
-
-    def _decide(self, ids: I64, upto: I64) -> _Plan:
-        s, pool, size = self._sequences, self._pool, self.block_size
-        rows = s.rows(ids)
-        computed = s.computed[rows]
-        self._check_upto(ids, upto, computed, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
-        blocks = s.blocks[rows]
-        pages = (upto + (size - 1)) // size
-        new = pages - blocks
-        new *= new > 0
-        # Entries that exist and are written: logical blocks [first, min(blocks, pages)), none where upto == computed.
-        first = computed // size
-        at = ((first < blocks) & (computed < upto)).nonzero()[0]
-        needed = new
-        copied = copied_entry = copied_block = rewritten = _NONE
-        if at.size:
-            entry = first[at]
-            if b"\1" in (pages - first > 1).tobytes():  # some may write to several
-                written = np.minimum(blocks, pages)[at] - entry
-                at, entry = np.repeat(at, written), ranges(entry, written)
-            block = s.tables.data[s.tables.start[rows[at]] + entry].astype(np.int64)
-            refcount = pool.refcount[block]
-            shared = refcount > 1
-            sealed = pool.sealed[block]
-            if b"\1" in (shared | sealed).tobytes():
-                copies = shared & (refcount - _occurrence(block) > 1)
-                copied, copied_entry, copied_block = at[copies], entry[copies], block[copies]
-                rewritten = block[sealed & ~copies]
-                needed = new + np.bincount(copied, minlength=ids.size)
-        total = int(np.add.reduce(needed))
-        return _Plan(rows, blocks, new, needed, total, copied, copied_entry, copied_block, rewritten)
-
-    def _place(self, plan: _Plan, grown: I64) -> Extended:
-        """Gives tables the new blocks at their ends; nothing is copied."""
-        if not grown.size:
-            return Extended(*[_NONE_I32] * 6)
-        tables = self._sequences.tables
-        count, first = plan.new[grown], plan.blocks[grown]
-        at = tables.start[plan.rows[grown]] + first
-        if plan.total > grown.size:  # some grow by several
-            at = ranges(at, count)
-        taken = self._pool.take(plan.total).astype(np.int32)
-        tables.data[at] = taken
-        return Extended(
-            _NONE_I32, _NONE_I32, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken
-        )
-
-    def _place_with_copies(self, plan: _Plan, grown: I64) -> Extended:
-        """As `_place`, and puts copies in the place of shared blocks; a sequence's entries in logical order."""
-        tables = self._sequences.tables
-        at = np.concatenate((plan.copied, np.repeat(grown, plan.new[grown])))
-        entry = np.concatenate((plan.copied_entry, ranges(plan.blocks[grown], plan.new[grown])))
-        source = np.concatenate((plan.copied_block, np.zeros(at.size - plan.copied.size, np.int64)))
-        order = np.lexsort((entry, at))
-        at, entry, source = at[order], entry[order], source[order]
-        taken = self._pool.take(plan.total)
-        tables.data[tables.start[plan.rows[at]] + entry] = taken
-        is_copy = source > 0
-        self._pool.release_repeated(source[is_copy])
-        self._pool.counters.copies_on_write += plan.copied.size
-        changed, start, entries = np.unique(at, return_index=True, return_counts=True)
-        first = entry[start]
-        count = entry[start + entries - 1] - first + 1
-        return Extended(
-            source[is_copy].astype(np.int32),
-            taken[is_copy].astype(np.int32),
-            changed.astype(np.int32),
-            first.astype(np.int32),
-            count.astype(np.int32),
-            tables.gather(plan.rows[changed], first, count),
-        )
 
     def _seal(self, rows: I64, first: I64, count: I64) -> None:
         """Seals logical blocks first[i] .. + count[i] of each row."""
@@ -420,13 +326,3 @@ class PageTable:
             self._pool.release(tables[0].astype(np.int64))
         elif tables:
             self._pool.release_repeated(np.concatenate(tables).astype(np.int64))
-
-
-def _occurrence(values: I64) -> I64:
-    """How often each value occurred before it, in order."""
-    order = values.argsort(kind="stable")
-    ordered = values[order]
-    start = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    before = np.empty(values.size, np.int64)
-    before[order] = np.arange(values.size) - np.repeat(start, np.diff(start, append=values.size))
-    return before

@@ -39,6 +39,15 @@ def test_a_new_sequence_takes_no_block(table: PageTable) -> None:
     assert table.tables([first]).last_page_len.tolist() == [0]
 
 
+def test_the_smallest_pool_has_one_block() -> None:
+    table = PageTable(2, 1)
+    sequence = table.create(prompt(5))
+    run(table, sequence)
+    assert table.tables([sequence]).indices.tolist() == [1]
+    assert table.available() == 0
+    assert table.check() == []
+
+
 def test_the_tokens_handed_out_are_a_copy(table: PageTable) -> None:
     sequence = table.create(prompt(1, 2, 3))
     table.tokens(sequence)[:] = 9

@@ -34,6 +34,21 @@ def test_an_id_is_never_given_twice_while_rows_are() -> None:
     assert sequences.next == max(seen) + 1
 
 
+def test_ids_skip_those_whose_row_is_taken() -> None:
+    sequences = Sequences(8)
+    ids = [sequences.add() for _ in range(3)]
+    sequences.remove(sequences.rows(np.array(ids)))
+    for _ in range(2):
+        sequences.remove(sequences.rows(array(sequences.add())))
+    assert [sequences.add(), sequences.add()] == [6, 7]
+    seen = []
+    for _ in range(8):
+        seen.append(sequences.add())
+        sequences.remove(sequences.rows(array(seen[-1])))
+    assert seen == [8, 9, 10, 11, 12, 13, 16, 17]  # 14 and 15 would be in the rows of 6 and 7
+    assert sequences.check() == []
+
+
 def test_columns_follow_their_sequences_when_the_rows_double() -> None:
     sequences = Sequences(4)
     ids = []
