@@ -72,7 +72,7 @@ def decide(s: Sequences, pool: BlockPool, size: int, rows: I64, computed: I64, u
 
 
 def carry_out(plan: Plan, s: Sequences, pool: BlockPool) -> Extended:
-    """Takes the blocks and puts them into the tables. `plan.total` are available, and nothing changed since `decide`."""
+    """Takes the blocks and puts them into the tables. `plan.total` are available; nothing changed since `decide`."""
     if plan.rewritten.size:
         pool.unseal(plan.rewritten)
     grown = plan.new.nonzero()[0]
