@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
@@ -21,9 +21,10 @@ from block_manager_svc.text.stream import StopSet
 from pagedkv.v1 import generation_pb2 as pb
 from pagedkv.v1 import generation_pb2_grpc
 
-# Up to this many characters are tokenized where they are, in about a millisecond; more, in a thread.
+# Text up to this many characters is worked on where it is, in about a millisecond; more, in a thread.
 _INLINE_CHARS = 2000
 
+T = TypeVar("T")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -73,12 +74,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """A request, checked whole and tokenized. Raises Refused; nothing has changed then."""
         model = self._served(request.model)
         text = self._manager.text
-        sampling, stops = read_sampling(request.sampling, model)
-        if stops is not None and text is None:
-            raise _no_tokenizer("stop strings are text: use stop_token_ids")
+        sampling = read_sampling(request.sampling, model)
+        stops = None
+        if strings := request.sampling.stop:
+            if text is None:
+                raise _no_tokenizer("stop strings are text: use stop_token_ids")
+            stops = await _off_loop(sum(map(len, strings)), lambda: StopSet(strings))
         prompt = await _read_prompt(request, model, text)
         if len(prompt) == 0:
             raise InvalidArgument("PROMPT_EMPTY", "the prompt has no token: send at least one")
+        if self._served(request.model) != model:  # while a thread tokenized for the one before
+            raise Unavailable(
+                "EXECUTOR_UNAVAILABLE", "another model came while the prompt was read: try again", retry_after=0.0
+            )
         if not sampling.max_tokens:
             # At least one, so that `submit` says what does not fit.
             sampling = replace(sampling, max_tokens=max(1, self._manager.max_new_tokens(len(prompt))))
@@ -140,11 +148,11 @@ async def _read_prompt(request: pb.GenerateRequest, model: ModelInfo, text: Text
     messages = [{"role": message.role, "content": message.content} for message in request.chat.messages]
     if not messages:
         raise InvalidArgument("PROMPT_EMPTY", "the chat has no message: send at least one")
-    size = sum(len(message["content"]) for message in messages)
-    return _checked(await _off_loop(size, lambda: text.encode_chat(messages)), model)
+    # Always in a thread: how long a template takes, its messages don't tell.
+    return _checked(await asyncio.to_thread(text.encode_chat, messages), model)
 
 
-async def _off_loop(chars: int, work: Callable[[], I32]) -> I32:
+async def _off_loop(chars: int, work: Callable[[], T]) -> T:
     return work() if chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 

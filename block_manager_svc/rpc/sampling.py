@@ -1,4 +1,4 @@
-"""SamplingParams of generation.proto, checked field by field, as the scheduler's Sampling and a set of stop strings."""
+"""SamplingParams of generation.proto, checked field by field, as the scheduler's Sampling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import secrets
 from block_manager_svc.core.errors import InvalidArgument
 from block_manager_svc.manager import ModelInfo
 from block_manager_svc.scheduling.request import Sampling
-from block_manager_svc.text.stream import StopSet
 from pagedkv.v1 import generation_pb2 as pb
 
 MAX_TEMPERATURE = 100.0
@@ -18,8 +17,8 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 64
 
 
-def read_sampling(params: pb.SamplingParams, model: ModelInfo) -> tuple[Sampling, StopSet | None]:
-    """All defaults resolved, the seed drawn; but max_tokens is 0 when absent.
+def read_sampling(params: pb.SamplingParams, model: ModelInfo) -> Sampling:
+    """All defaults resolved, the seed drawn; but max_tokens is 0 when absent. Stop strings are checked only.
 
     Raises InvalidArgument PARAMETER_OUT_OF_RANGE or TOKEN_OUT_OF_RANGE.
     """
@@ -41,7 +40,7 @@ def read_sampling(params: pb.SamplingParams, model: ModelInfo) -> tuple[Sampling
     for token_id in params.stop_token_ids:
         if token_id >= model.vocab_size:
             raise token_out_of_range("sampling.stop_token_ids", token_id, model.vocab_size)
-    sampling = Sampling(
+    return Sampling(
         max_tokens=params.max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -51,7 +50,6 @@ def read_sampling(params: pb.SamplingParams, model: ModelInfo) -> tuple[Sampling
         logprobs=params.logprobs if params.HasField("logprobs") else -1,
         n=n,
     )
-    return sampling, StopSet(params.stop) if params.stop else None
 
 
 def token_out_of_range(field: str, token_id: int, vocab_size: int) -> InvalidArgument:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections import defaultdict
 
@@ -254,6 +255,30 @@ async def test_a_long_text_is_tokenized_outside_the_event_loop(monkeypatch: pyte
     async with running_service() as service:
         await generate(service, request("Reading never copies. " * 95, max_tokens=1))
     assert threading.main_thread() not in threads
+
+
+async def test_a_prompt_that_was_tokenized_for_the_model_before_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizing, go_on = threading.Event(), threading.Event()
+    encode = TextModel.encode
+
+    def slow(self: TextModel, text: str) -> object:
+        tokenizing.set()
+        assert go_on.wait(10)
+        return encode(self, text)
+
+    monkeypatch.setattr(TextModel, "encode", slow)
+    async with running_service() as service:
+        call = service.generation.Generate(request("Reading never copies. " * 95))
+        await until(tokenizing.is_set, "the prompt is tokenized")
+        model = service.manager.model
+        assert model is not None
+        service.manager.model = dataclasses.replace(model, id="another")
+        go_on.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in call]
+        refusal = refusal_of(caught.value)
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "EXECUTOR_UNAVAILABLE")
+        assert refusal.retry_after == 0
 
 
 async def test_without_a_tokenizer_token_ids_work_and_text_is_empty() -> None:

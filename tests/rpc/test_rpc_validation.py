@@ -105,7 +105,7 @@ async def test_the_ends_of_each_range_are_taken(field: str, value: object) -> No
     async with running_service() as service:
         model = service.manager.model
         assert model is not None
-        sampling, _ = read_sampling(pb.SamplingParams(**{field: value}), model)
+        sampling = read_sampling(pb.SamplingParams(**{field: value}), model)
         assert sampling.top_k <= VOCAB
         if field != "max_tokens":
             [_ async for _ in service.generation.Generate(request(TEXT, **{"max_tokens": 1, field: value}))]
