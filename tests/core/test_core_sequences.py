@@ -15,6 +15,7 @@ def test_ids_rise_from_1() -> None:
     sequences = Sequences()
     assert [sequences.add() for _ in range(200)] == list(range(1, 201))
     assert len(sequences) == 200
+    assert sequences.id.size == 512  # at least twice as many rows, so that a free one is near
     assert sequences.check() == []
 
 
