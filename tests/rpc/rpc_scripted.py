@@ -25,7 +25,7 @@ from block_manager_svc.rpc.convert import step_body
 from block_manager_svc.rpc.server import Server
 from pagedkv.v1 import block_manager_pb2_grpc, generation_pb2, generation_pb2_grpc
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 TOKENIZER = byte_level_tokenizer()
 VOCAB = len(TOKENIZER)
 EOS = TOKENIZER.eos_token_id

@@ -181,13 +181,21 @@ async def test_a_stop_string_ends_its_sample_before_it_and_the_others_go_on() ->
         assert responses[-1].usage.completion_tokens == sum(map(len, tokens(responses).values()))
 
 
-async def test_a_stop_string_ends_its_sample_though_nobody_reads() -> None:
+async def test_a_stop_string_frees_its_samples_blocks_while_the_others_go_on() -> None:
     async with running_service() as service:
-        service.executor.script = saying("a" * 50 + "STOP" + "b" * 500, after=PROMPT_TOKENS)
-        call = service.generation.Generate(request(PROMPT, stop=["STOP"]))
-        await until(lambda: len(service.executor.plans) >= 50, "steps are made")
-        await service.all_blocks_back()
-        assert texts([response async for response in call]) == {0: "a" * 50}
+        service.executor.script = saying("a" * 50 + "STOP" + "b" * 500, "c" * 300, after=PROMPT_TOKENS)
+        service.executor.open = False
+        call = service.generation.Generate(request(PROMPT, stop=["STOP"], n=2, temperature=1))
+        for _ in range(len(ids_of("a" * 50 + "STOP")) + 1):
+            await until(lambda: service.executor.unanswered, "a step is on its way")
+            service.executor.answer()
+        await until(lambda: service.manager.activity().running == 1, "one sample goes on")
+        table = service.manager.page_table
+        assert table is not None
+        (alive,) = table.sequences().tolist()
+        assert service.blocks_in_use() == len(table.tables([alive]).indices)
+        service.executor.go_on()
+        assert texts([response async for response in call]) == {0: "a" * 50, 1: "c" * 300}
 
 
 async def test_a_beginning_of_a_stop_string_comes_out_at_the_end() -> None:
@@ -326,8 +334,13 @@ async def test_a_passed_deadline_frees_the_blocks() -> None:
         await service.all_blocks_back()
 
 
-async def test_a_reader_that_stops_reading_is_cut_off_and_its_blocks_freed() -> None:
-    async with running_service(write_timeout=0.3, num_blocks=8192) as service:
+@pytest.mark.parametrize(
+    ("write_timeout", "numbers"), [(0.2, {"write_timeout_s": "0.2"}), (60.0, {"waiting": "64"})], ids=["time", "space"]
+)
+async def test_a_reader_that_stops_reading_is_cut_off_and_its_blocks_freed(
+    write_timeout: float, numbers: dict[str, str]
+) -> None:
+    async with running_service(write_timeout=write_timeout, num_blocks=8192) as service:
         call = service.generation.Generate(request(PROMPT, n=64, temperature=1, logprobs=20))
         await until(lambda: service.executor.plans, "the call is admitted")
         await service.all_blocks_back()
@@ -335,6 +348,7 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_its_blocks_freed() -> 
             [_ async for _ in call]
         refusal = refusal_of(caught.value)
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.ABORTED, "READER_TOO_SLOW")
+        assert refusal.numbers == numbers
 
 
 async def test_a_slow_reader_gets_every_row_in_order_in_joined_messages() -> None:

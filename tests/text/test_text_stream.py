@@ -90,8 +90,11 @@ def test_text_ends_before_the_first_stop_string(data: st.DataObject) -> None:
         assert whole.startswith(text + stop)
 
 
-@settings(deadline=None)
-@given(st.text(alphabet="abc", max_size=20), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4))
+@settings(max_examples=500, deadline=None)
+@given(
+    st.text(alphabet="ab", min_size=5, max_size=20),
+    st.lists(st.text(alphabet="ab", min_size=3, max_size=6), min_size=1, max_size=3),
+)
 def test_released_text_is_never_part_of_a_stop_string_that_could_still_come(text: str, stops: list[str]) -> None:
     stream = MODEL.stream(StopSet(stops))
     released = ""
@@ -105,6 +108,24 @@ def test_released_text_is_never_part_of_a_stop_string_that_could_still_come(text
         beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
         longest = max((n for n in range(1, end + 1) if text[end - n : end] in beginnings), default=0)
         assert len(held) == longest
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("aaab", ["aab"], ("a", "aab")),
+        ("ababac!", ["abac"], ("ab", "abac")),
+        ("xabcabd", ["abcabe", "abd"], ("xabc", "abd")),
+        ("abcd", ["bc", "abcx"], ("a", "bc")),
+        ("abc", ["abc", "b"], ("a", "b")),
+        ("abc", ["c", "bc", "abc"], ("", "abc")),
+        ("aab", ["abc"], ("aab", None)),
+    ],
+)
+def test_stop_strings_that_overlap(text: str, stops: list[str], expected: tuple[str, str | None]) -> None:
+    ids = [BYTE_LEVEL.token_to_id(char) for char in text]
+    assert run(MODEL.stream(StopSet(stops)), ids) == expected
+    assert cut(text, stops) == expected[0]
 
 
 def test_stop_string_over_token_borders_is_not_shown_in_part() -> None:
