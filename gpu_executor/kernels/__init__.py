@@ -1,52 +1,48 @@
 """Attention over a paged pool, and writing K and V into it.
 
-Layouts are NHD. K and V of a layer come as views [num_blocks, block_size, Hkv, D] with any block stride and any slot
-stride; a slot's heads lie together (H and D contiguous), and the block stride is a whole number of slot strides.
+K and V of a layer come as views [num_blocks, block_size, Hkv, D] with strides of their own (see PagedKv): the pool's
+layout is its owner's business. `paged_attention` and `write_kv` are the whole contract; a model that runs many layers
+over one batch makes the plan once and calls `run_plan` for each.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gpu_executor.kernels import torch_cpu
 from gpu_executor.kernels.plan import Plan
-from gpu_executor.kernels.sdpa import attend, slot_rows
+from gpu_executor.kernels.tiles import Layer, PagedKv, decode, join_sinks, merge, prefill
 
-__all__ = ["Plan", "make_plan", "paged_attention", "run_plan", "write_kv"]
+__all__ = ["PagedKv", "Plan", "make_plan", "paged_attention", "run_plan", "write_kv", "write_rows"]
 
 
 def make_plan(
-    k_view: Tensor,
-    v_view: Tensor,
-    block_tables: NDArray[np.int32],
-    ctx_lens: NDArray[np.integer],
-    cu_q: NDArray[np.integer],
+    kv: PagedKv, block_tables: NDArray[np.int32], ctx_lens: NDArray[np.integer], cu_q: NDArray[np.integer]
 ) -> Plan:
-    """What a batch gathers, for every layer whose views have the shapes and strides of these; see paged_attention."""
-    for view in (k_view, v_view):
-        if view.stride(3) != 1 or view.stride(2) != view.shape[3] or view.stride(0) % view.stride(1):
-            raise ValueError(f"a K/V view of shape {tuple(view.shape)} has strides {view.stride()}: not NHD")
-    if k_view.stride(0) // k_view.stride(1) != v_view.stride(0) // v_view.stride(1):
-        raise ValueError("K and V views differ in their block stride, counted in slots")
+    """What a batch gathers, for every layer whose K and V have the shapes and strides of these; see paged_attention."""
+    num_blocks, block_size, num_kv_heads, key_dim = kv.k_view.shape
     return Plan(
         tables=block_tables,
         contexts=np.asarray(ctx_lens, np.int64),
         first_query=np.asarray(cu_q, np.int64),
-        block_size=k_view.shape[1],
-        slots_per_block=k_view.stride(0) // k_view.stride(1),
-        slot_bytes=(k_view.shape[2] * k_view.shape[3] + v_view.shape[2] * v_view.shape[3]) * k_view.element_size(),
-        device=k_view.device,
-        dtype=k_view.dtype,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        stride=kv.rows,
+        slot_bytes=num_kv_heads * (key_dim + kv.v_view.shape[3]) * kv.k_view.element_size(),
+        device=kv.k_view.device,
+        dtype=kv.k_view.dtype,
+        threads=torch.get_num_threads() if kv.k_view.device.type == "cpu" else 1,
     )
 
 
 def run_plan(
     plan: Plan,
     q: Tensor,
-    k_view: Tensor,
-    v_view: Tensor,
+    kv: PagedKv,
     *,
     scale: float,
     window: int = 0,
@@ -54,33 +50,33 @@ def run_plan(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one layer over a plan; arguments and result as in paged_attention."""
-    num_kv_heads = k_view.shape[2]
-    k_rows, v_rows = slot_rows(k_view), slot_rows(v_view)
-    out = q.new_zeros(q.shape[0], q.shape[1], v_view.shape[3])
-    groups = plan.groups(window)
+    layer = Layer(q, kv, scale, window, softcap, sinks)
+    work = plan.work(window)
+    out = q.new_zeros(*q.shape[:2], kv.v_view.shape[3])
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def work(items: list[int]) -> None:
-        for i in items:
-            attend(
-                groups[i],
-                plan,
-                q,
-                k_rows,
-                v_rows,
-                out,
-                num_kv_heads=num_kv_heads,
-                scale=scale,
-                window=window,
-                softcap=softcap,
-                sinks=sinks,
-            )
+    def finish(rows: slice | Tensor, result: Tensor, lse: Tensor) -> None:
+        out[rows] = result if sinks is None else join_sinks(result, lse, sinks)
 
-    decode = [i for i, group in enumerate(groups) if group.new == 1]
-    if decode and q.device.type == "cpu":
-        torch_cpu.run_shared(work, [groups[i].size * groups[i].length * plan.slot_bytes for i in decode])
-    else:
-        work(decode)
-    work(list(range(len(decode), len(groups))))
+    def run_decodes(items: list[int]) -> None:
+        for item in (work.decodes[i] for i in items):
+            result, lse = decode(item, layer)
+            if item.part is None:
+                finish(item.query, result, lse)
+            else:
+                parts[item.part] = result[0], lse[0]
+
+    if work.decodes:
+        if q.device.type == "cpu":
+            torch_cpu.run_shared(run_decodes, [item.bytes for item in work.decodes])
+        else:
+            run_decodes(list(range(len(work.decodes))))
+        for row, numbers in work.shared.items():
+            results, lses = zip(*(parts[number] for number in numbers), strict=True)
+            result, lse = merge(torch.stack(results), torch.stack(lses))
+            finish(slice(row, row + 1), result[None], lse[None])
+    for item in work.prefills:
+        prefill(item, plan, layer, out)
     return out
 
 
@@ -112,8 +108,9 @@ def paged_attention(
     Returns [T, Hq, Dv]; zeros for sequences without context. What lies in a block past the context, NaN included, has
     no effect. `max_q` sizes the grid of GPU kernels; this one does not need it.
     """
-    plan = make_plan(k_view, v_view, block_tables.cpu().numpy(), ctx_lens.cpu().numpy(), cu_q.cpu().numpy())
-    return run_plan(plan, q, k_view, v_view, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    kv = PagedKv(k_view, v_view)
+    plan = make_plan(kv, block_tables.cpu().numpy(), ctx_lens.cpu().numpy(), cu_q.cpu().numpy())
+    return run_plan(plan, q, kv, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
 def write_kv(k_view: Tensor, v_view: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
@@ -121,12 +118,11 @@ def write_kv(k_view: Tensor, v_view: Tensor, k: Tensor, v: Tensor, slots: Tensor
     keep = slots >= 0
     if not bool(keep.all()):
         slots, k, v = slots[keep], k[keep], v[keep]
-    block_size = k_view.shape[1]
-    per_block = k_view.stride(0) // k_view.stride(1)
-    write_rows(k_view, v_view, k, v, slots // block_size * per_block + slots % block_size)
+    kv = PagedKv(k_view, v_view)
+    kv.write(k, v, write_rows(kv, slots // k_view.shape[1], slots % k_view.shape[1]))
 
 
-def write_rows(k_view: Tensor, v_view: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """write_kv with rows already counted in slot strides (Plan.slots_per_block a block), none negative."""
-    slot_rows(k_view).index_copy_(0, rows, k.reshape(len(rows), -1))
-    slot_rows(v_view).index_copy_(0, rows, v.reshape(len(rows), -1))
+def write_rows(kv: PagedKv, blocks: Tensor, offsets: Tensor) -> Tensor:
+    """Rows int64[T * Hkv] that PagedKv.write takes, of slots (blocks, offsets), int64[T] each."""
+    heads = torch.arange(kv.num_kv_heads, device=blocks.device) * kv.rows.head
+    return ((blocks * kv.rows.block + offsets * kv.rows.slot)[:, None] + heads).reshape(-1)

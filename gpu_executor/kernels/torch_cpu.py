@@ -1,8 +1,8 @@
-"""Groups of a plan shared out among threads that each compute alone.
+"""Decode work shared out among threads that each compute alone.
 
-One operator spread over all cores waits for its slowest core once per operator; gather and SDPA of different sequences
-need no such meeting. So as many Python threads as torch has, each with torch's own threading set to one and its own
-scratch: torch releases the GIL inside its operators.
+One operator spread over all cores waits for its slowest core once per operator; gather and attention of different
+sequences need no such meeting. So as many Python threads as torch has, each with torch's own threading set to one and
+its own scratch: torch and numpy let go of the GIL while they work.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ MIN_BYTES = 1 << 20
 class _Workers:
     def __init__(self, count: int) -> None:
         self.count = count
-        self.pool = ThreadPoolExecutor(
-            count, thread_name_prefix="attention", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        self.pool = ThreadPoolExecutor(count, "attention", torch.set_num_threads, (1,))
         ready = threading.Barrier(count + 1)
         for _ in range(count):
             self.pool.submit(ready.wait)
         ready.wait()
-        torch.set_num_threads(count)  # the setting is per thread, but new threads and MKL take over the last one
+        torch.set_num_threads(count)  # the setting is a thread's own, but new threads take over the last one
 
 
 _workers: _Workers | None = None
@@ -35,7 +33,7 @@ _lock = threading.Lock()
 
 
 def run_shared(work: Callable[[list[int]], None], costs: list[int]) -> None:
-    """Runs work(items) over shares of the items range(len(costs)), nearly equal in cost, in threads; waits for all."""
+    """Calls work(items) for shares of range(len(costs)), costs in bytes, in threads; returns when all are done."""
     global _workers
     threads = torch.get_num_threads()
     if threads == 1 or len(costs) == 1 or sum(costs) < MIN_BYTES:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpu_executor.kernels import Plan, make_plan, run_plan, write_rows
+from gpu_executor.kernels import PagedKv, make_plan, run_plan, write_rows
 from gpu_executor.model.attention import run
 from gpu_executor.model.loaded import LoadedModel
 from gpu_executor.pool import DevicePool
@@ -19,7 +19,7 @@ class PagedModel:
     def __init__(self, loaded: LoadedModel, pool: DevicePool) -> None:
         self.loaded = loaded
         self.pool = pool
-        self.views = [(pool.k_view(layer), pool.v_view(layer)) for layer in range(pool.geometry.num_layers)]
+        self.layers = [PagedKv(pool.k_view(layer), pool.v_view(layer)) for layer in range(pool.geometry.num_layers)]
 
     def forward(self, batch: Batch, tables: Tensor, rows_wanted: I32) -> Tensor:
         """Computes a batch: writes K and V of its tokens into the pool and returns logits [len(rows_wanted), vocab].
@@ -33,7 +33,8 @@ class PagedModel:
             return torch.empty(0, self.loaded.vocab_size, dtype=self.loaded.dtype, device=self.loaded.device)
         device = self.loaded.device
         packing = _Packing(batch)
-        paged = _PagedBatch(self.views, packing, tables.numpy()[packing.row])
+        used = -(-int(packing.context.max()) // self.pool.geometry.block_size)
+        paged = _PagedBatch(self.layers, packing, tables[:, :used].numpy()[packing.row])
         return run(
             self.loaded.model,
             torch.from_numpy(packing.token_ids).to(device),
@@ -70,15 +71,15 @@ class _Packing:
 class _PagedBatch:
     """What attention needs of a batch, the same for every layer."""
 
-    __slots__ = ("plan", "rows", "views")
+    __slots__ = ("layers", "plan", "rows")
 
-    def __init__(self, views: list[tuple[Tensor, Tensor]], packing: _Packing, tables: I32) -> None:
-        self.views = views
-        self.plan: Plan = make_plan(*views[0], tables, packing.context, packing.first)
+    def __init__(self, layers: list[PagedKv], packing: _Packing, tables: I32) -> None:
+        self.layers = layers
+        self.plan = make_plan(layers[0], tables, packing.context, packing.first)
         size = self.plan.block_size
-        block = tables[packing.place, packing.position // size].astype(np.int64)
-        rows = block * self.plan.slots_per_block + packing.position % size
-        self.rows = torch.from_numpy(rows).to(self.plan.device)
+        blocks = tables[packing.place, packing.position // size].astype(np.int64)
+        rows = write_rows(layers[0], torch.from_numpy(blocks), torch.from_numpy(packing.position % size))
+        self.rows = rows.to(self.plan.device)
 
     def attend(
         self,
@@ -92,6 +93,6 @@ class _PagedBatch:
         softcap: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        k_view, v_view = self.views[layer]
-        write_rows(k_view, v_view, k, v, self.rows)
-        return run_plan(self.plan, q, k_view, v_view, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        kv = self.layers[layer]
+        kv.write(k, v, self.rows)
+        return run_plan(self.plan, q, kv, scale=scale, window=window, softcap=softcap, sinks=sinks)

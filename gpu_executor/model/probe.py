@@ -28,7 +28,8 @@ from gpu_executor.step import Batch, Geometry
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_TOKENS = 24
 _PROBE_BLOCK = 8
-# Relative to the norm of the logits. The models' own softmax is in float32 at best. Half precision differs by rounding alone, and experts may be routed differently.
+# Relative to the norm of the logits. The models' own softmax is in float32 at best; half precision rounds, and experts
+# may be routed differently.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
 
