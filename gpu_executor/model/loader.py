@@ -40,7 +40,14 @@ def describe(model: Any, model_id: str, files: dict[str, bytes]) -> LoadedModel:
     text_config = model.config.get_text_config(decoder=True)
     check_config(text_config)
     model.eval()
-    shape = measured_shape(model)
+    try:
+        shape = measured_shape(model)
+    except ModelUnsupported:
+        raise
+    except Exception as error:  # whatever a model does with an attention that it was not written for
+        raise ModelUnsupported(
+            "PROBE_FAILED", f"{text_config.model_type} cannot run over a paged pool: {type(error).__name__}: {error}"
+        ) from error
     loaded = LoadedModel(
         model_id=model_id,
         model=model,
