@@ -6,9 +6,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable
-from types import FrameType
 
 import structlog
 import torch
@@ -34,25 +34,35 @@ log = structlog.get_logger(__name__)
 
 
 class StopSignal:
-    """The first SIGTERM or SIGINT asks to stop after the step in hand, the second ends the process at once."""
+    """The first SIGTERM or SIGINT asks to stop after the step in hand, the second ends the process at once.
+
+    A handler in Python would wait for the main thread to run Python again, which a signal that comes just before that
+    thread blocks does not make it do. So the interpreter's own handler writes to a socket, and a thread reads it.
+    """
 
     def __init__(self) -> None:
         self.received = False
         self._follower: Follower | None = None  # None: nothing is in hand yet, so the first one ends the process too
+        self._numbers, self._written = socket.socketpair()
+        self._written.setblocking(False)
+        signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+            signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def wake(self, follower: Follower) -> None:
         """From here on the first signal wakes up who waits for the follower's jobs."""
         self._follower = follower
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._follower is None:
-            os._exit(0)
-        if self.received:
-            os._exit(128 + number)
-        self.received = True
-        self._follower.jobs.put(None)  # SimpleQueue.put may interrupt a get of the same thread
+    def _watch(self) -> None:
+        while True:
+            for number in self._numbers.recv(16):
+                if self._follower is None:
+                    os._exit(0)
+                if self.received:
+                    os._exit(128 + number)
+                self.received = True
+                self._follower.jobs.put(None)
 
 
 def serve(settings: Settings) -> None:

@@ -173,7 +173,7 @@ class ExecutorServer:
     """Serves on `listen` from `start` to `stop`; health follows the link."""
 
     def __init__(self, listen: str, follower: Follower, engine: Engine) -> None:
-        """Binds. Raises RuntimeError when the address cannot be had."""
+        """Binds. Raises OSError when the address cannot be had."""
         self._health = health.HealthServicer()
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="serve"), options=options)
@@ -181,7 +181,10 @@ class ExecutorServer:
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self.port = self._server.add_insecure_port(listen)
+        try:
+            self.port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {listen}: is it this machine's, and free?") from error
         self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         self.show_attached(False)
         follower.on_attached = self.show_attached
