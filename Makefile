@@ -25,9 +25,9 @@ help: ## this list
 .PHONY: setup
 setup: $(STAMP) ## make .venv and install everything; once, and again when pyproject.toml's dependencies change
 
-$(STAMP): pyproject.toml tools/set_up.py
+$(STAMP): pyproject.toml .ci/set_up.py
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) tools/set_up.py $@
+	@$(PYTHON) .ci/set_up.py $@
 
 .PHONY: model
 model: $(MODEL) ## fetch SmolLM2-135M-Instruct (93 MB), once
@@ -37,7 +37,7 @@ $(MODEL): | $(STAMP)
 
 .PHONY: protos
 protos: $(STAMP) ## generate the Python stubs from protos/
-	$(BIN)/python tools/stubs.py write
+	$(BIN)/python .ci/stubs.py write
 
 .PHONY: check
 check: $(STAMP) ## ruff, mypy, import-linter, buf lint, stubs up to date
@@ -46,7 +46,7 @@ check: $(STAMP) ## ruff, mypy, import-linter, buf lint, stubs up to date
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
-	$(BIN)/python tools/stubs.py check
+	$(BIN)/python .ci/stubs.py check
 
 .PHONY: test
 test: $(STAMP) $(MODEL) ## every test; ARGS="tests/core -k fork" for some

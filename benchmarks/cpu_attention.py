@@ -1,6 +1,6 @@
 """Decode attention over the paged pool against dense attention, on the CPU, in one run.
 
-Dense is what a contiguous cache costs: K and V [B, Hkv, context, D] and one scaled_dot_product_attention with q
+Dense is what a contiguous cache costs: K and V [B, Hkv, context, D] and one scaled_dot_product_attention, q reshaped
 reshaped to [B, Hkv, G, D]; for ragged contexts one such call a sequence, no padding. Both sides run in alternation, so
 that what else the machine does meets both; the ratio is the median over the pairs.
 """

@@ -104,7 +104,7 @@ def _serve_dense(folder: str) -> None:
                 eos_token_id=None,
                 pad_token_id=0,
             )
-        print(sum(new) / (time.perf_counter() - begin), flush=True)  # noqa: T201
+        print(sum(new) / (time.perf_counter() - begin), flush=True)
 
 
 def run(model: Path, cache: Path) -> list[Row]:

@@ -14,7 +14,9 @@ def describe() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         model = names[0] if names else model
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     capability = torch.backends.cpu.get_cpu_capability()

@@ -22,10 +22,10 @@ from pathlib import Path
 import grpc
 
 from benchmarks.stack import running
-from pagedkv import AsyncClient, Pool
+from pagedkv import AsyncClient, Client, Pool
 
 SEQUENCES = (1, 32, 256)
-WARM_UP_STEPS, STEPS, REPEATS = 20, 60, 5
+WARM_UP_STEPS, STEPS, REPEATS = 20, 50, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Row:
     echo_us: float  # n messages on n streams, and one round trip, with nothing behind them
 
 
-async def _until(client: AsyncClient, steps: int) -> tuple[float, Pool]:
-    while (pool := await client.pool()).activity.steps < steps:
-        await asyncio.sleep(0.005)
+def _until(client: Client, steps: int) -> tuple[float, Pool]:
+    while (pool := client.pool()).activity.steps < steps:
+        time.sleep(0.005)
     return time.perf_counter(), pool
 
 
 async def _drain(client: AsyncClient, number: int) -> None:
-    async for _ in client.generate(token_ids=[20 + number % 200, 21, 22, 23], max_tokens=100_000, ignore_eos=True):
+    async for _ in client.generate(token_ids=[20 + number % 200, 21, 22, 23], ignore_eos=True):
         pass
 
 
@@ -53,18 +53,19 @@ async def _load(address: str, sequences: int) -> None:
         await asyncio.gather(*(_drain(client, number) for number in range(sequences)))
 
 
-async def _measure(address: str, sequences: int) -> tuple[float, float]:
+def _measure(address: str, sequences: int) -> tuple[float, float]:
     """Median microseconds a step, whole and in the executor, while another process reads the streams."""
     reader = subprocess.Popen([sys.executable, "-m", "benchmarks.step_overhead", "load", address, str(sequences)])
     try:
-        async with AsyncClient(address) as client:
-            while (await client.pool()).activity.running < sequences:
-                await asyncio.sleep(0.01)
-            begin = (await client.pool()).activity.steps + WARM_UP_STEPS
-            before = await _until(client, begin)
+        with Client(address) as client:
+            while client.pool().activity.running < sequences:
+                assert reader.poll() is None, "the reader has ended"
+                time.sleep(0.01)
+            begin = client.pool().activity.steps + WARM_UP_STEPS
+            before = _until(client, begin)
             whole, inside = [], []
             for repeat in range(REPEATS):
-                after = await _until(client, begin + (repeat + 1) * STEPS)
+                after = _until(client, begin + (repeat + 1) * STEPS)
                 steps = after[1].activity.steps - before[1].activity.steps
                 whole.append((after[0] - before[0]) * 1e6 / steps)
                 inside.append((after[1].activity.executor_us - before[1].activity.executor_us) / steps)
@@ -75,7 +76,7 @@ async def _measure(address: str, sequences: int) -> tuple[float, float]:
         reader.wait()
 
 
-# --- the limit: the same messages with nothing behind them ---------------------------------------------------------------
+# --- the limit: the same messages with nothing behind them ---
 
 _MESSAGE = bytes(24)
 
@@ -85,7 +86,6 @@ async def _serve_echo() -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             await context.write(message)
 
-    ticks: asyncio.Queue[None] = asyncio.Queue()
     streams: list[asyncio.Queue[bytes]] = []
 
     async def listen(request: bytes, context: grpc.aio.ServicerContext) -> None:  # type: ignore[type-arg]
@@ -117,30 +117,33 @@ async def _serve_echo() -> None:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(port, flush=True)  # noqa: T201
-    await ticks.get()
+    print(port, flush=True)
+    await server.wait_for_termination()
 
 
-async def _echo(sequences: int) -> float:
+async def _ping(address: str, sequences: int) -> float:
+    async with grpc.aio.insecure_channel(address) as channel:
+        ping = channel.stream_stream("/echo/ping")()
+        listeners = [channel.unary_stream("/echo/listen")(b"") for _ in range(sequences)]
+        tick = channel.unary_unary("/echo/tick")
+        await tick(b"")
+        times = []
+        for _ in range(STEPS):
+            begin = time.perf_counter()
+            await ping.write(_MESSAGE)
+            await ping.read()
+            await tick(b"")
+            await asyncio.gather(*(listener.read() for listener in listeners))
+            times.append((time.perf_counter() - begin) * 1e6)
+        return statistics.median(times)
+
+
+def _echo(sequences: int) -> float:
     """Microseconds for one round trip and one message on each of n streams."""
     server = subprocess.Popen([sys.executable, "-m", "benchmarks.step_overhead", "echo"], stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
-        address = f"127.0.0.1:{int(server.stdout.readline())}"
-        async with grpc.aio.insecure_channel(address) as channel:
-            ping = channel.stream_stream("/echo/ping")()
-            listeners = [channel.unary_stream("/echo/listen")(b"") for _ in range(sequences)]
-            tick = channel.unary_unary("/echo/tick")
-            await tick(b"")
-            times = []
-            for _ in range(STEPS):
-                begin = time.perf_counter()
-                await ping.write(_MESSAGE)
-                await ping.read()
-                await tick(b"")
-                await asyncio.gather(*(listener.read() for listener in listeners))
-                times.append((time.perf_counter() - begin) * 1e6)
-            return statistics.median(times)
+        return asyncio.run(_ping(f"127.0.0.1:{int(server.stdout.readline())}", sequences))
     finally:
         server.kill()
         server.wait()
@@ -155,8 +158,8 @@ def run() -> list[Row]:
         model = save_tiny_llama(Path(directory) / "tiny")
         with running(model, blocks=1 + 256 * 64) as address:
             for sequences in SEQUENCES:
-                whole, inside = asyncio.run(_measure(address, sequences))
-                rows.append(Row(sequences, whole, inside, whole - inside, asyncio.run(_echo(sequences))))
+                whole, inside = _measure(address, sequences)
+                rows.append(Row(sequences, whole, inside, whole - inside, _echo(sequences)))
     return rows
 
 
@@ -189,4 +192,4 @@ if __name__ == "__main__":
         case ["echo"]:
             asyncio.run(_serve_echo())
         case _:
-            print(json.dumps(to_json(run()), indent=2))  # noqa: T201
+            print(json.dumps(to_json(run()), indent=2))

@@ -16,8 +16,8 @@ class PipWasRun(Exception):
 
 @pytest.fixture
 def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """tools/set_up.py over a checkout of its own whose environment is there already, and pip forbidden."""
-    spec = importlib.util.spec_from_file_location("set_up", ROOT / "tools" / "set_up.py")
+    """.ci/set_up.py over a checkout of its own whose environment is there already, and pip forbidden."""
+    spec = importlib.util.spec_from_file_location("set_up", ROOT / ".ci" / "set_up.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -100,7 +100,7 @@ class _Session:
             self._manager.detach(self)
 
     async def _read(self) -> None:
-        while (request := await self._context.read()) is not grpc.aio.EOF:
+        while (request := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             self._heard = time.monotonic()
             if (request.service_id, request.epoch, request.boot_id) != (
                 self._manager.service_id,
@@ -178,7 +178,7 @@ class _Session:
             raise DeadlineExceeded(
                 "EXECUTOR_SILENT", f"no hello within {self._silence} s: attach again", limit_s=self._silence
             ) from None
-        if request is grpc.aio.EOF:
+        if request is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             raise InvalidArgument("HELLO_EXPECTED", "the stream was closed before its hello was complete")
         return request
 

@@ -118,7 +118,7 @@ class StepLoop:
             raise InvalidArgument(
                 "PARAMETER_OUT_OF_RANGE",
                 f"n = {sampling.n}, but at most {self.capacity.max_rows} samples run at once here: ask for fewer",
-                field="n",
+                field="sampling.n",
                 value=sampling.n,
                 maximum=self.capacity.max_rows,
             )
@@ -259,7 +259,7 @@ class StepLoop:
             deltas = _join(self._whole_tables(rows[stale]), deltas)
             self._rows.stale[rows] = False
 
-        sampled = np.flatnonzero(upto == self.table.length(sequences))
+        sampled = np.flatnonzero(upto == self.table.length(sequences)).astype(np.int32)
         samples = self._rows.seated(rows)
         sampled_list = sampled.tolist()
         fan_out = [(i, samples[at].width) for i, at in enumerate(sampled_list) if samples[at].width > 1]

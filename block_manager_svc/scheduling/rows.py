@@ -65,7 +65,7 @@ class Rows:
             for position, n in fan_out:
                 index[ends[position] - n : ends[position]] = np.arange(n)
         return Samples(
-            source=source.astype(np.int32, copy=False),
+            source=source,
             index=index,
             seed=self._seed[rows],
             temperature=self._temperature[rows],

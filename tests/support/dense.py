@@ -57,3 +57,16 @@ def assert_same_tokens(got: list[int], dense: Greedy, *, tie: float = TIE) -> bo
             )
             return False
     return True
+
+
+@torch.inference_mode()
+def assert_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> None:
+    """`tokens` are the greedy continuation: each is the argmax after the prompt and the tokens before it.
+
+    One dense pass over all of it, so long runs are cheap to check. For float64 models: no tie is let through.
+    """
+    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    best = logits.topk(2)
+    margin = (best.values[:, 0] - best.values[:, 1]) / logits.abs().amax(1)
+    assert float(margin.min()) > 1e-9, "this prompt proves nothing: a tie"
+    assert best.indices[:, 0].tolist() == tokens

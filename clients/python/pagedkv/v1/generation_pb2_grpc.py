@@ -53,8 +53,9 @@ class GenerationServiceServicer:
         """Generates tokens for one prompt, as `n` parallel samples that share the
         prompt's blocks and part from each other by copy-on-write.
 
-        * The server MUST send each token in the step that sampled it; the rows of
-        one message are one step's. Tokens of one sample arrive in order.
+        * The server MUST send each token as soon as its step is done. To a reader that
+        keeps up, the rows of one message are one step's; for a slow one, steps that
+        wait are joined. Tokens of one sample arrive in order.
         * `text` may lag behind `token_id`: text that could still become part of a
         stop string, or is half of a character, is held back until decided. The
         texts of a sample, joined, are its whole text.
@@ -71,6 +72,7 @@ class GenerationServiceServicer:
         | PROMPT_TOO_LONG                | INVALID_ARGUMENT    | shorten it: the model's context is in numbers |
         | PARAMETER_OUT_OF_RANGE         | INVALID_ARGUMENT    | see SamplingParams for the field's range      |
         | CHAT_TEMPLATE_FAILED           | INVALID_ARGUMENT    | the template's own words are in the message   |
+        | MESSAGE_MALFORMED              | INVALID_ARGUMENT    | send this contract's message; text is UTF-8   |
         | MODEL_NOT_FOUND                | NOT_FOUND           | ListModels names what is served               |
         | PROMPT_EXCEEDS_POOL            | RESOURCE_EXHAUSTED  | never fits here: shorten it or grow the pool  |
         | QUEUE_FULL                     | RESOURCE_EXHAUSTED  | retry after RetryInfo                         |
@@ -80,6 +82,8 @@ class GenerationServiceServicer:
         | EXECUTOR_UNAVAILABLE           | UNAVAILABLE         | retry after RetryInfo                         |
         | DRAINING                       | UNAVAILABLE         | retry on another instance                     |
         | READER_TOO_SLOW                | ABORTED             | read the stream as it comes                   |
+        | MODEL_CHANGED                  | FAILED_PRECONDITION | the executor came back with another: call again |
+        | INTERNAL                       | INTERNAL            | a fault of the service: see its log           |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,7 +1,7 @@
 """Generates pagedkv.v1 from protos/, or says whether what is committed is what would be generated.
 
-    python tools/stubs.py write
-    python tools/stubs.py check
+    python .ci/stubs.py write
+    python .ci/stubs.py check
 
 The generator's version is in its output; pyproject.toml pins it exactly for that reason.
 """

@@ -3,7 +3,7 @@
 Only the standard library: this runs before anything is installed. A second run
 with unchanged dependencies touches neither pip nor the network.
 
-    python3 tools/set_up.py STAMP
+    python3 .ci/set_up.py STAMP
 """
 
 from __future__ import annotations
