@@ -1,4 +1,4 @@
-"""Protobuf in and out of the link: the only module of the executor, beside the servicer, that builds messages."""
+"""Columns of a step out of their wire form, results and attachments into it; past `link/` there is no protobuf."""
 
 from __future__ import annotations
 

@@ -113,6 +113,10 @@ class Follower:
             if welcome.reset:
                 if same and epoch == self._epoch and self._log.accepted:
                     raise StepInvalid("EPOCH_STALE", f"a reset needs a new epoch, {epoch} has accepted steps")
+                if welcome.results_durable_through:
+                    raise StepInvalid(
+                        "DURABLE_AHEAD", f"a reset with results durable through {welcome.results_durable_through}"
+                    )
                 self._service_id, self._epoch = service_id, epoch
                 self._log.reset()
                 self._admission.reset()

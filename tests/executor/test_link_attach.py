@@ -387,6 +387,7 @@ def test_messages_of_another_epoch_or_service_are_refused(
         (1, True, 0, "EPOCH_STALE"),  # steps were accepted in it
         (2, False, 0, "WELCOME_INVALID"),
         (1, False, 2, "DURABLE_AHEAD"),
+        (2, True, 1, "DURABLE_AHEAD"),
     ],
 )
 def test_a_welcome_that_cannot_be_is_refused(
