@@ -1,7 +1,7 @@
 """What one forward pass gathers, worked out once for all its layers.
 
-K and V lie scattered over blocks; attention is computed over tiles of them, gathered into a scratch that stays in a
-core's second-level cache:
+K and V lie scattered over blocks; attention is computed over tiles of them, gathered into a scratch that each thread
+keeps:
 
     short contexts   several sequences a tile, padded to the longest of them; a mask takes the padding's weight away
     long contexts    several tiles a sequence, their results merged by log-sum-exp (split-KV, as in Flash-Decoding)
@@ -40,8 +40,9 @@ class Tiling:
     padding: int
 
 
-# Measured on server cores with 2 MiB of second-level cache; a call costs about what 128 KiB of copying do.
-CPU_TILING = Tiling(long=1 << 20, short=1 << 20, padding=128 << 10)
+# Measured with two threads. Tiles that fit a core's second-level cache are faster by themselves, but each operator call
+# hands the GIL from thread to thread, which takes longer than a small tile does.
+CPU_TILING = Tiling(long=8 << 20, short=4 << 20, padding=256 << 10)
 # On a GPU launches cost more, and there is no cache of a core to stay in.
 GPU_TILING = Tiling(long=64 << 20, short=64 << 20, padding=4 << 20)
 
