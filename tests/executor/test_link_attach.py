@@ -284,6 +284,7 @@ def test_going_on_keeps_the_pool_and_the_tables(service: LinkService, stream: St
     before = running.read_k(slots(1, 2))
     stream.end()
     stream = again(service, durable=1)
+    wait_for(lambda: running.executor.follower.attached, 30, "attached again")
     np.testing.assert_array_equal(running.read_k(slots(1, 2)), before)
     stream.send(step=decode(steps, len(PROMPT), first))
     second = tokens(stream.result())[0]
