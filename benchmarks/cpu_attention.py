@@ -7,10 +7,7 @@ that what else the machine does meets both; the ratio is the median over the pai
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -109,29 +106,28 @@ def seconds(call: Callable[[], Tensor]) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("-o", choices=("table", "json"), default="table", help="form of the output")
-    parser.add_argument("--context", type=int, default=1024, help="mean tokens of context (default 1024)")
-    parser.add_argument("--rounds", type=int, default=30, help="pairs measured (default 30)")
-    arguments = parser.parse_args()
+def run(context: int = 1024, rounds: int = 30) -> list[Row]:
     with torch.inference_mode():
-        rows = [
-            measure(dtype, contexts, arguments.context, arguments.rounds)
-            for dtype in DTYPES
-            for contexts in ("equal", "ragged")
-        ]
-    if arguments.o == "json":
-        json.dump([asdict(row) for row in rows], sys.stdout, indent=2)
-        return
-    out = sys.stdout.write
-    out(f"CPU decode, B{BATCH}, {HEADS}q/{KV_HEADS}kv, D{DIM}, block {BLOCK}, context {arguments.context}, ")
-    out(f"{torch.get_num_threads()} threads\n")
-    out(f"{'dtype':6} {'contexts':9} {'dense ms':>9} {'paged ms':>9} {'paged/dense':>12} {'paged GB/s':>11}\n")
-    for row in rows:
-        out(f"{row.dtype:6} {row.contexts:9} {row.dense_ms:9.2f} {row.paged_ms:9.2f} {row.ratio:12.2f} ")
-        out(f"{row.paged_gb_per_s:11.1f}\n")
+        return [measure(dtype, contexts, context, rounds) for dtype in DTYPES for contexts in ("equal", "ragged")]
 
 
-if __name__ == "__main__":
-    main()
+def table(rows: list[Row]) -> tuple[str, list[str], list[list[str]]]:
+    return (
+        f"CPU decode attention, B{BATCH}, {HEADS}q/{KV_HEADS}kv, D{DIM}, block {BLOCK}, context 1,024, shuffled tables",
+        ["dtype", "contexts", "dense, ms", "paged, ms", "paged / dense", "paged, GB/s"],
+        [
+            [
+                row.dtype,
+                row.contexts,
+                f"{row.dense_ms:.2f}",
+                f"{row.paged_ms:.2f}",
+                f"{row.ratio:.2f}",
+                f"{row.paged_gb_per_s:.1f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def to_json(rows: list[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
