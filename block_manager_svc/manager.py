@@ -247,9 +247,11 @@ class Manager:
         self._steps += 1
         self._executor_us += executor_us
         self._pump()  # the executor computes while the tokens are handed out
-        for call, rows in news.items():
+        for call, rows in news.rows.items():
             if caller := self._callers.get(call):
                 caller.on_rows(rows)
+        for call, why in news.failed.items():
+            self._fail(call, why)
         self._step_ns += time.perf_counter_ns() - self._step_began
 
     # --- the executor -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
+from block_manager_svc.core.errors import Aborted, FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
 from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepOutputs, StepPlan, TableDeltas
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
 from block_manager_svc.scheduling.rows import Rows
@@ -49,6 +49,14 @@ class LoopCounters:
     computed_tokens: int = 0
     sampled_tokens: int = 0
     preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    """What a step brought, by call: new tokens, or why the call has ended without."""
+
+    rows: dict[int, list[TokenRow]]
+    failed: dict[int, Refused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +286,8 @@ class StepLoop:
 
     # --- a result in ------------------------------------------------------------------------------------------------
 
-    def complete(self, outputs: StepOutputs) -> dict[int, list[TokenRow]]:
-        """Takes the result of the step in flight; gives the new tokens of each call. Ended samples' tokens are dropped.
+    def complete(self, outputs: StepOutputs) -> StepNews:
+        """Takes the result of the step in flight. Tokens of samples that have ended meanwhile are dropped.
 
         Raises ValueError when the outputs don't match the step; the step stays in flight.
         """
@@ -294,7 +302,7 @@ class StepLoop:
         self.counters.computed_tokens += int((upto - self.table.computed(sequences)).sum())
         self.table.commit(sequences, upto)
 
-        news: dict[int, list[TokenRow]] = {}
+        news = StepNews({}, {})
         grown: list[int] = []
         grown_tokens: list[int] = []
         for source in step.sampled:
@@ -305,7 +313,10 @@ class StepLoop:
                 continue  # it ended while it was computed, and with it all that it would have forked
             if len(samples) > 1:
                 self._fork(lead)
-            rows = news.setdefault(lead.call.id, [])
+            if any(token < 0 for token, _, _ in tokens):
+                news.failed[lead.call.id] = _not_finite(lead)
+                continue
+            rows = news.rows.setdefault(lead.call.id, [])
             for sample, (token, logprob, top) in zip(samples, tokens, strict=True):
                 if sample.finished:
                     continue
@@ -317,6 +328,9 @@ class StepLoop:
                 else:
                     self._end(sample)
         self.table.append(np.array(grown, np.int64), np.array(grown_tokens, np.int32))
+        for failed in news.failed:
+            for sample in self._calls[failed].samples:
+                self._end(sample)
         return news
 
     def _fork(self, lead: Sample) -> None:
@@ -446,6 +460,16 @@ class _Picked:
             )
             for _ in range(count)
         ]
+
+
+def _not_finite(sample: Sample) -> Refused:
+    position = len(sample.call.prompt) + sample.generated
+    return Aborted(
+        "LOGITS_NOT_FINITE",
+        f"the model's logits for position {position} are not finite: this text overflows in the executor's dtype, "
+        "use a wider one",
+        position=position,
+    )
 
 
 def _one(sequence: int) -> I64:

@@ -18,6 +18,9 @@ from torch import Tensor
 from gpu_executor.model.philox import uniform
 from gpu_executor.step import I32, Outputs, Samples
 
+NO_TOKEN = -1
+"""In the place of a token: nothing could be chosen."""
+
 
 def sample(
     logits: Tensor, samples: Samples, positions: NDArray[np.integer], rows: NDArray[np.integer] | None = None
@@ -30,7 +33,7 @@ def sample(
     rows:      int[S], which row of logits each sample draws from; None: row i for sample i.
 
     Equal logits: the lower token id goes first, in greedy choice, top-k, top-p and the lists of best tokens.
-    Raises FloatingPointError when a row that is sampled from holds NaN.
+    Where a row is not finite nothing can be chosen: the token is NO_TOKEN, its log-probabilities mean nothing.
     """
     count = len(samples.index)
     if rows is None:
@@ -40,18 +43,21 @@ def sample(
 
     best = torch.argmax(logits, dim=-1)  # the first of equals; NaN counts as the highest
     highest = logits.gather(1, best[:, None])[:, 0].cpu()
-    if bool(highest[np.unique(rows)].isnan().any()):
-        raise FloatingPointError("the model's logits hold NaN")
+    lost = ~torch.isfinite(highest).numpy()
+    if lost.any():
+        logits = torch.where(torch.from_numpy(lost).to(logits.device)[:, None], 0.0, logits)
     tokens = best.cpu().numpy()[rows].astype(np.int32)
 
-    drawn = np.flatnonzero(samples.temperature > 0)
+    drawn = np.flatnonzero((samples.temperature > 0) & ~lost[rows])
     if drawn.size:
         u = uniform(samples.seed[drawn], samples.index[drawn], np.asarray(positions)[drawn].astype(np.int64))
         for i, x in zip(drawn.tolist(), u.tolist(), strict=True):
             tokens[i] = _draw(
                 logits[int(rows[i])], float(samples.temperature[i]), int(samples.top_k[i]), float(samples.top_p[i]), x
             )
-    return Outputs(tokens, *_log_probabilities(logits, samples.logprobs, rows, tokens))
+    log_probabilities = _log_probabilities(logits, samples.logprobs, rows, tokens)
+    tokens[lost[rows]] = NO_TOKEN
+    return Outputs(tokens, *log_probabilities)
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int, top_p: float, u: float) -> int:

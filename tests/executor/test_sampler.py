@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_executor.model.philox import philox4x32, uniform
-from gpu_executor.model.sampler import sample
+from gpu_executor.model.sampler import NO_TOKEN, sample
 from gpu_executor.step import Outputs, Samples
 
 
@@ -163,12 +163,18 @@ def test_no_samples_no_tokens() -> None:
     assert out.token_ids.shape == (0,)
 
 
-def test_nan_logits_are_an_error_and_not_a_token() -> None:
-    logits = torch.zeros(2, 10)
-    logits[1, 3] = float("nan")
-    with pytest.raises(FloatingPointError):
-        sample(logits, samples(2), np.zeros(2))
-    assert sample(logits, samples(2), np.zeros(2), np.zeros(2, int)).token_ids.tolist() == [0, 0]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_give_no_token_and_leave_the_others_alone(value: float, temperature: float) -> None:
+    logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
+    asked = samples(3, temperature=temperature, logprobs=2)
+    expected = sample(logits, asked, np.zeros(3))
+    logits[1, 3] = value
+    out = sample(logits, asked, np.zeros(3))
+    assert out.token_ids.tolist() == [expected.token_ids[0], NO_TOKEN, expected.token_ids[2]]
+    others = [0, 1, 4, 5]
+    assert out.top_token_ids[others].tolist() == expected.top_token_ids[others].tolist()
+    assert (len(out.logprob), len(out.top_logprobs)) == (3, 6)
 
 
 def test_a_cold_temperature_is_greedy_without_overflow() -> None:

@@ -30,6 +30,7 @@ class World:
     max_waiting: int = 100
     received: dict[int, list[TokenRow]] = field(default_factory=dict)
     asked: dict[int, tuple[list[int], Sampling]] = field(default_factory=dict)
+    failed: dict[int, Refused] = field(default_factory=dict)
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -60,8 +61,10 @@ class World:
 
     def take(self, outputs: object) -> None:
         self.steps += 1
-        for call, rows in self.loop.complete(outputs).items():  # type: ignore[arg-type]
+        news = self.loop.complete(outputs)  # type: ignore[arg-type]
+        for call, rows in news.rows.items():
             self.received[call] += rows
+        self.failed.update(news.failed)
         assert self.loop.table.check() == []
 
     def run(self, limit: int = 2000) -> None:
@@ -290,6 +293,27 @@ def test_a_full_queue_refuses_with_advice_when_to_come_back() -> None:
         world.submit(prompt_of(3))
     assert refused.value.reason == "QUEUE_FULL"
     assert refused.value.retry_after
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("at_step", [1, 4])
+def test_a_call_whose_logits_are_not_finite_fails_alone(n: int, at_step: int) -> None:
+    world = World()
+    other = world.submit(prompt_of(9, 1), 12)
+    doomed = world.submit(prompt_of(6), 12, n=n)
+    for step in range(1, at_step + 1):
+        plan = world.loop.plan()
+        assert plan is not None
+        outputs = world.executor.execute(plan)
+        if step == at_step:
+            outputs.token_ids[-1] = -1  # the youngest's last sample
+        world.take(outputs)
+    assert world.failed[doomed].reason == "LOGITS_NOT_FINITE"
+    assert world.failed[doomed].numbers == {"position": 6 + at_step - 1}
+    world.run()
+    world.assert_undisturbed(other)
+    assert len(world.tokens(doomed)) <= n * (at_step - 1) + n - 1
+    world.assert_all_free()
 
 
 def test_outputs_that_do_not_match_the_step_are_refused_and_the_step_stays_in_flight() -> None:

@@ -82,7 +82,7 @@ class Inline:
                 StepOutputs(result.token_ids, result.logprob, result.top_token_ids, result.top_logprobs)
             )
             # One greedy sample a row: rows of `news` come in the order of the samples.
-            for at, (call, rows) in enumerate(news.items()):
+            for at, (call, rows) in enumerate(news.rows.items()):
                 (row,) = rows
                 out[call].token_ids.append(row.token_id)
                 if self._logits is not None:

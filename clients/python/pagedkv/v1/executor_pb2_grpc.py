@@ -58,6 +58,8 @@ class ExecutorServiceServicer:
         | LAYER_OUT_OF_RANGE   | INVALID_ARGUMENT    | layers lie in [0, num_layers)                        |
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT    | ask in parts; the limit is in the numbers            |
         | STEP_NOT_REACHED     | DEADLINE_EXCEEDED   | that step was not completed in time                  |
+        | TOO_MANY_READS       | RESOURCE_EXHAUSTED  | 32 reads wait already: try again                     |
+        | STOPPING             | UNAVAILABLE         | the executor is about to end                         |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

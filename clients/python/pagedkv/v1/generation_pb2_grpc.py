@@ -82,6 +82,7 @@ class GenerationServiceServicer:
         | EXECUTOR_UNAVAILABLE           | UNAVAILABLE         | retry after RetryInfo                         |
         | DRAINING                       | UNAVAILABLE         | retry on another instance                     |
         | READER_TOO_SLOW                | ABORTED             | read the stream as it comes                   |
+        | LOGITS_NOT_FINITE              | ABORTED             | the model overflows on this text: use a wider dtype |
         | MODEL_CHANGED                  | FAILED_PRECONDITION | the executor came back with another: call again |
         | INTERNAL                       | INTERNAL            | a fault of the service: see its log           |
         """
