@@ -18,7 +18,14 @@ from typing import Protocol
 import structlog
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import Aborted, AlreadyExists, InvalidArgument, Refused, Unavailable
+from block_manager_svc.core.errors import (
+    Aborted,
+    AlreadyExists,
+    Draining,
+    ExecutorUnavailable,
+    InvalidArgument,
+    Refused,
+)
 from block_manager_svc.core.step import I32, StepOutputs, StepPlan
 from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
@@ -57,7 +64,6 @@ class ExecutorHello:
     num_host_blocks: int
     block_size: int
     block_bytes: int
-    layout_hash: bytes
     max_rows: int
     max_batch_tokens: int
     max_blocks_per_row: int
@@ -167,13 +173,17 @@ class Manager:
         return call
 
     def _ready(self) -> StepLoop:
-        if self.draining:
-            raise Unavailable("DRAINING", "this service is about to stop: call another instance")
-        if self._loop is None or self.model is None:
-            raise Unavailable(
-                "EXECUTOR_UNAVAILABLE", "no executor is attached: start one, or try again", retry_after=RETRY_SOON
-            )
+        self.served_model()
+        assert self._loop is not None
         return self._loop
+
+    def served_model(self) -> ModelInfo:
+        """The model that calls get now. Raises Draining, ExecutorUnavailable."""
+        if self.draining:
+            raise Draining
+        if self.model is None:
+            raise ExecutorUnavailable("no executor is attached: start one, or try again")
+        return self.model
 
     def stop_sample(self, call: int, sample: int) -> None:
         """Ends one sample now; nothing happens when it has ended."""
@@ -209,9 +219,9 @@ class Manager:
             await asyncio.wait_for(self._idle.wait(), grace)
         except TimeoutError:
             for call in list(self._callers):
-                self._fail(call, Unavailable("DRAINING", f"not finished within the {grace} s of grace: call another"))
+                self._fail(call, Draining(f"not finished within the {grace} s of grace: call another instance"))
         if self._link is not None:
-            self._link.close(Unavailable("DRAINING", "this service is about to stop: attach again after a pause"))
+            self._link.close(Draining("this service is about to stop: attach again after a pause"))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -238,12 +248,20 @@ class Manager:
         if link is not self._link or self._loop is None:
             return
         try:
-            if not self._stream.record(step_id):
+            if not self._stream.is_news(step_id):
                 return
-            news = self._loop.complete(outputs)
+            self._loop.check_outputs(outputs)
         except ValueError as error:
             self.distrust(link, InvalidArgument("RESULT_INVALID", f"step {step_id}: {error}", step_id=step_id))
             return
+        self._stream.record()
+        try:
+            news = self._loop.complete(outputs)
+        except Exception:
+            # Half of a result is taken: what is left is the tokens, from which all can be computed again.
+            self.distrust(link, Aborted("RESULT_LOST", f"taking the result of step {step_id} failed", step_id=step_id))
+            raise
+        began = self._step_began
         self._steps += 1
         self._executor_us += executor_us
         self._pump()  # the executor computes while the tokens are handed out
@@ -252,14 +270,14 @@ class Manager:
                 caller.on_rows(rows)
         for call, why in news.failed.items():
             self._fail(call, why)
-        self._step_ns += time.perf_counter_ns() - self._step_began
+        self._step_ns += time.perf_counter_ns() - began
 
     # --- the executor -------------------------------------------------------------------------------------------------
 
     def attach(self, hello: ExecutorHello, link: Link) -> Welcome:
         """Takes an executor in, to go on or to begin anew as docs/protocol.md decides. Raises Refused."""
         if self.draining:
-            raise Unavailable("DRAINING", "this service is about to stop", retry_after=RETRY_SOON)
+            raise Draining("this service is about to stop: attach again after a pause")
         position = hello.position
         if self._link is not None:
             if position.boot_id != self._stream.boot_id:
@@ -298,6 +316,7 @@ class Manager:
             max_rows=min(self.limits.max_running, hello.max_rows, token_budget),
             token_budget=token_budget,
             max_waiting=self.limits.max_queue,
+            vocab_size=hello.model.vocab_size,
         )
 
     def _restart(self, hello: ExecutorHello) -> None:
@@ -332,12 +351,12 @@ class Manager:
         self._grace = None
         why = f"no executor came back within {self.limits.executor_grace_s} s: try again"
         for call in list(self._callers):
-            self._fail(call, Unavailable("EXECUTOR_UNAVAILABLE", why, retry_after=RETRY_SOON))
+            self._fail(call, ExecutorUnavailable(why))
 
     def distrust(self, link: Link, why: Refused) -> None:
         """The two sides disagree on a step: say so, close, and begin anew when the executor attaches again."""
         log.error("the executor and the service disagree", reason=why.reason, message=why.message, **why.numbers)
-        self._stream.boot_id = ""
+        self._stream.forget_boot()
         link.close(why)
         self.detach(link)
 
@@ -359,6 +378,11 @@ class Manager:
     def page_table(self) -> PageTable | None:
         """That of the executor attached last; None before the first."""
         return None if self._loop is None else self._loop.table
+
+    def audit(self) -> list[str]:
+        """Every invariant of the page table and its queues; raises AssertionError before the first executor."""
+        assert self._loop is not None
+        return self._loop.table.check() + self._loop.check()
 
     def sequence_states(self) -> dict[int, SequenceState]:
         return {} if self._loop is None else self._loop.sequence_states()

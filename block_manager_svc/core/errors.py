@@ -12,6 +12,8 @@
     ├── Aborted                  ended by the other side's doing
     ├── DeadlineExceeded         the other side took too long
     └── Unavailable              nobody is there to do it now
+        ├── ExecutorUnavailable
+        └── Draining
 
 `rpc/errors.py` maps the tree to gRPC status codes, in one table.
 """
@@ -90,3 +92,15 @@ class DeadlineExceeded(Refused):
 
 class Unavailable(Refused):
     pass
+
+
+class ExecutorUnavailable(Unavailable):
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__("EXECUTOR_UNAVAILABLE", message, retry_after=retry_after)
+
+
+class Draining(Unavailable):
+    """No retry_after: it does not come back."""
+
+    def __init__(self, message: str = "this service is about to stop: call another instance") -> None:
+        super().__init__("DRAINING", message)

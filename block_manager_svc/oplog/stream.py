@@ -76,7 +76,7 @@ class OpStream:
     def reconcile(self, position: Position) -> Resume | Reset:
         """Decides how an executor goes on ("Exactly once", the table). Changes nothing."""
         if position.boot_id != self.boot_id:
-            return Reset("new boot" if self.boot_id else "first executor")
+            return Reset(f"boot {self.boot_id} is followed" if self.boot_id else "no boot is followed")
         if (position.service_id, position.epoch) != (self.service_id, self.epoch):
             return Reset(f"it follows epoch {position.epoch} of {position.service_id or 'no service'}")
         if not self.results_durable_through <= position.accepted <= self.last_step:
@@ -91,6 +91,10 @@ class OpStream:
         if position.accepted and position.digest != digest:
             return Reset(f"its digest at step {position.accepted} differs")
         return Resume(tuple(step for step in self._kept if step.step_id > position.accepted))
+
+    def forget_boot(self) -> None:
+        """Whoever attaches next begins anew, also the boot that was followed until now."""
+        self.boot_id = ""
 
     def reset(self, boot_id: str, *, above_epoch: int = 0) -> None:
         """Starts a new epoch for this boot, above every epoch that either side has known."""
@@ -108,17 +112,19 @@ class OpStream:
         self._kept.append(step)
         return step
 
-    def record(self, step_id: int) -> bool:
-        """Takes a result: True when it is the next one, now durable; False when it came again.
+    def is_news(self, step_id: int) -> bool:
+        """True for the result that is next, False for one that came before. Changes nothing.
 
         Raises ValueError for a result of a step that was never sent, or ahead of its turn.
         """
-        if step_id <= self.results_durable_through:
-            return False
         if step_id > self.last_step:
             raise ValueError(f"result of step {step_id}, but the last one sent is {self.last_step}")
-        if step_id != self.results_durable_through + 1:
+        if step_id > self.results_durable_through + 1:
             raise ValueError(f"result of step {step_id} before that of {self.results_durable_through + 1}")
-        self._digest_durable = self._kept.popleft().digest
-        self.results_durable_through = step_id
-        return True
+        return step_id > self.results_durable_through
+
+    def record(self) -> None:
+        """The next result is durable: its step is forgotten, and the executor is told with the next message."""
+        step = self._kept.popleft()
+        self._digest_durable = step.digest
+        self.results_durable_through = step.step_id

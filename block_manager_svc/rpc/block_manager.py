@@ -9,7 +9,7 @@ import grpc.aio
 import numpy as np
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound, Unavailable
+from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, SequenceNotFound
 from block_manager_svc.manager import Manager
 from block_manager_svc.scheduling.request import SequenceState
 from pagedkv.v1 import block_manager_pb2 as pb
@@ -99,16 +99,12 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
 
     async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
         table = self._table()
-        return pb.AuditResponse(header=self._header(table), violations=table.check())
+        return pb.AuditResponse(header=self._header(table), violations=self._manager.audit())
 
     def _table(self) -> PageTable:
         table = self._manager.page_table
         if table is None:
-            raise Unavailable(
-                "EXECUTOR_UNAVAILABLE",
-                "no executor has attached yet, so there is no pool: start one, or try again",
-                retry_after=1.0,
-            )
+            raise ExecutorUnavailable("no executor has attached yet, so there is no pool: start one, or try again")
         return table
 
     def _header(self, table: PageTable) -> pb.ReplyHeader:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 import numpy as np
 
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, ModelNotFound, Unavailable
+from block_manager_svc.core.errors import ExecutorUnavailable, FailedPrecondition, InvalidArgument, ModelNotFound
 from block_manager_svc.core.step import I32
 from block_manager_svc.manager import Manager, ModelInfo
 from block_manager_svc.rpc.reply import Reply, reader_too_slow
@@ -84,22 +84,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if len(prompt) == 0:
             raise InvalidArgument("PROMPT_EMPTY", "the prompt has no token: send at least one")
         if self._served(request.model) != model:  # while a thread tokenized for the one before
-            raise Unavailable(
-                "EXECUTOR_UNAVAILABLE", "another model came while the prompt was read: try again", retry_after=0.0
-            )
+            raise ExecutorUnavailable("another model came while the prompt was read: try again", retry_after=0.0)
         if not sampling.max_tokens:
             # At least one, so that `submit` says what does not fit.
             sampling = replace(sampling, max_tokens=max(1, self._manager.max_new_tokens(len(prompt))))
         return prompt, sampling, stops, text
 
     def _served(self, name: str) -> ModelInfo:
-        model = self._manager.model
-        if self._manager.draining:
-            raise Unavailable("DRAINING", "this service is about to stop: call another instance")
-        if model is None:
-            raise Unavailable(
-                "EXECUTOR_UNAVAILABLE", "no executor is attached, so there is no model yet: try again", retry_after=1.0
-            )
+        model = self._manager.served_model()
         if name and name != model.id:
             raise ModelNotFound(
                 "MODEL_NOT_FOUND", f"no model {name!r} here, {model.id!r} is served", model=name, served=model.id

@@ -132,6 +132,8 @@ class _Session:
 
     def _take_result(self, result: pb.StepResult) -> None:
         try:
+            if result.rank != 0:
+                raise ValueError(f"of rank {result.rank}, but this stream is of rank 0")
             outputs = step_outputs(result)
         except ValueError as error:
             why = InvalidArgument("RESULT_INVALID", f"step {result.step_id}: {error}", step_id=result.step_id)
@@ -215,7 +217,6 @@ class _Session:
             num_host_blocks=geometry.num_host_blocks,
             block_size=geometry.block_size,
             block_bytes=geometry.block_bytes,
-            layout_hash=geometry.layout_hash,
             max_rows=hello.max_rows,
             max_batch_tokens=hello.max_batch_tokens,
             max_blocks_per_row=hello.max_blocks_per_row,

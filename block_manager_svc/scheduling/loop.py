@@ -29,6 +29,8 @@ from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepO
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
 from block_manager_svc.scheduling.rows import Rows
 
+NO_TOKEN = -1  # in the place of a sampled token: the logits were not finite
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -38,6 +40,7 @@ class Capacity:
     max_rows: int  # rows running at once
     token_budget: int  # tokens computed in one step; at least max_rows, so that every decode has its turn
     max_waiting: int  # calls waiting
+    vocab_size: int  # tokens that an executor can answer with lie below
 
 
 @dataclass(slots=True)
@@ -66,6 +69,15 @@ class _InFlight:
     samples: list[Sample]  # of the batch, in row order
     upto: I32  # tokens of each that will be computed
     sampled: list[int]  # positions in `samples` that are sampled
+
+    def outputs(self) -> tuple[int, int, int]:
+        """Tokens, log-probabilities and alternatives that the executor answers with."""
+        leads = [(self.samples[at].width, self.samples[at].call.sampling.logprobs) for at in self.sampled]
+        return (
+            sum(width for width, _ in leads),
+            sum(width for width, k in leads if k >= 0),
+            sum(width * k for width, k in leads if k > 0),
+        )
 
 
 class StepLoop:
@@ -286,16 +298,29 @@ class StepLoop:
 
     # --- a result in ------------------------------------------------------------------------------------------------
 
+    def check_outputs(self, outputs: StepOutputs) -> None:
+        """Raises ValueError unless these can be the outputs of the step in flight. Changes nothing."""
+        if self._in_flight is None:
+            raise ValueError("a result, but no step is in flight")
+        expected = self._in_flight.outputs()
+        got = (len(outputs.token_ids), len(outputs.logprob), len(outputs.top_token_ids))
+        if got != expected or len(outputs.top_logprobs) != expected[2]:
+            raise ValueError(
+                f"outputs of {got} tokens, log-probabilities and alternatives, but {expected} were asked for"
+            )
+        for tokens, least in ((outputs.token_ids, NO_TOKEN), (outputs.top_token_ids, 0)):
+            if len(tokens) and not least <= int(tokens.min()) <= int(tokens.max()) < self.capacity.vocab_size:
+                raise ValueError(f"tokens from {tokens.min()} to {tokens.max()} of {self.capacity.vocab_size}")
+
     def complete(self, outputs: StepOutputs) -> StepNews:
         """Takes the result of the step in flight. Tokens of samples that have ended meanwhile are dropped.
 
-        Raises ValueError when the outputs don't match the step; the step stays in flight.
+        Raises ValueError as check_outputs does; the step stays in flight then.
         """
-        step = self._in_flight
-        if step is None:
-            raise ValueError("a result, but no step is in flight")
-        picked = _Picked(step, outputs)
-        self._in_flight = None
+        self.check_outputs(outputs)
+        step, self._in_flight = self._in_flight, None
+        assert step is not None
+        picked = _Picked(outputs)
         alive = [i for i, sample in enumerate(step.samples) if sample.row >= 0]
         sequences = np.array([step.samples[i].sequence for i in alive], np.int64)
         upto = step.upto if len(alive) == len(step.samples) else step.upto[alive]
@@ -313,7 +338,7 @@ class StepLoop:
                 continue  # it ended while it was computed, and with it all that it would have forked
             if len(samples) > 1:
                 self._fork(lead)
-            if any(token < 0 for token, _, _ in tokens):
+            if any(token == NO_TOKEN for token, _, _ in tokens):
                 news.failed[lead.call.id] = _not_finite(lead)
                 continue
             rows = news.rows.setdefault(lead.call.id, [])
@@ -344,6 +369,8 @@ class StepLoop:
             self._rows.take(sample)
         self._running[at:at] = children
         self._running_rows = None
+        if lead.finished:  # stopped before the fork, it lent its sequence to the others until now
+            self._vacate(lead)
 
     def _take_token(self, sample: Sample, token: int) -> FinishReason | None:
         sampling = sample.call.sampling
@@ -372,14 +399,17 @@ class StepLoop:
         call = sample.call
         if not call.forked and not call.finished:
             return  # the lead's sequence serves the samples that are left
-        holder = sample if call.forked else call.samples[0]
-        if holder.row >= 0:
-            self._unseat(holder)
-        elif holder in self._waiting:
-            self._waiting.remove(holder)
-        if holder.sequence:
-            self.table.free(_one(holder.sequence))
-            holder.sequence = 0
+        self._vacate(sample if call.forked else call.samples[0])
+
+    def _vacate(self, sample: Sample) -> None:
+        """Gives up the sample's place and blocks; does nothing when it has none."""
+        if sample.row >= 0:
+            self._unseat(sample)
+        elif sample in self._waiting:
+            self._waiting.remove(sample)
+        if sample.sequence:
+            self.table.free(_one(sample.sequence))
+            sample.sequence = 0
 
     # --- the pool is lost ---------------------------------------------------------------------------------------------
 
@@ -426,6 +456,25 @@ class StepLoop:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def check(self) -> list[str]:
+        """Every invariant between calls, rows and sequences: a sentence, with its numbers, for each that does not hold."""
+        wrong = []
+        held = [sample.sequence for sample in [*self._running, *self._waiting]]
+        if sorted(held) != sorted(self.table.sequences().tolist()):
+            wrong.append(f"the queues hold sequences {sorted(held)}, the page table {self.table.sequences().tolist()}")
+        for sample in [*self._running, *self._waiting]:
+            if sample.call.id not in self._calls:
+                wrong.append(f"sequence {sample.sequence} belongs to call {sample.call.id}, which is not known")
+            if sample.finished and sample.call.forked:
+                wrong.append(f"sample {sample.index} of call {sample.call.id} has finished and holds a sequence")
+        for queue, name in ((self._running, "running"), (self._waiting, "waiting")):
+            if queue != sorted(queue, key=lambda sample: sample.arrival):
+                wrong.append(f"the {name} samples are not in order of arrival")
+        seated = [row for row, sample in enumerate(self._rows.occupant) if sample is not None]
+        if seated != sorted(sample.row for sample in self._running):
+            wrong.append(f"rows {seated} are taken, the running samples sit in {[s.row for s in self._running]}")
+        return wrong
+
     def sequence_states(self) -> dict[int, SequenceState]:
         states = {sample.sequence: SequenceState.WAITING for sample in self._waiting}
         states.update((sample.sequence, SequenceState.RUNNING) for sample in self._running)
@@ -433,20 +482,9 @@ class StepLoop:
 
 
 class _Picked:
-    """Walks the output columns, sample by sample."""
+    """Walks output columns that were checked, sample by sample."""
 
-    def __init__(self, step: _InFlight, outputs: StepOutputs) -> None:
-        widths = [(step.samples[i].width, step.samples[i].call.sampling.logprobs) for i in step.sampled]
-        expected = (
-            sum(width for width, _ in widths),
-            sum(width for width, k in widths if k >= 0),
-            sum(width * k for width, k in widths if k > 0),
-        )
-        got = (len(outputs.token_ids), len(outputs.logprob), len(outputs.top_token_ids))
-        if got != expected or len(outputs.top_logprobs) != expected[2]:
-            raise ValueError(
-                f"outputs of {got} tokens, log-probabilities and alternatives, but {expected} were asked for"
-            )
+    def __init__(self, outputs: StepOutputs) -> None:
         self._tokens = iter(outputs.token_ids.tolist())
         self._logprob = iter(outputs.logprob.tolist())
         self._top = zip(outputs.top_token_ids.tolist(), outputs.top_logprobs.tolist(), strict=True)

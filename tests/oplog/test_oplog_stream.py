@@ -16,7 +16,8 @@ def stream_with(steps: int, results: int) -> OpStream:
     for step in range(1, steps + 1):
         stream.push(b"step %d" % step)
     for step in range(1, results + 1):
-        assert stream.record(step)
+        assert stream.is_news(step)
+        stream.record()
     return stream
 
 
@@ -100,16 +101,24 @@ def test_a_reset_starts_a_new_epoch_above_all_that_either_side_knew() -> None:
 
 def test_a_result_counts_once() -> None:
     stream = stream_with(steps=3, results=0)
-    assert stream.record(1)
-    assert not stream.record(1)
-    assert stream.record(2)
-    assert not stream.record(1)
+    assert stream.is_news(1)
+    assert stream.is_news(1)  # asking is not taking
+    stream.record()
+    assert not stream.is_news(1)
+    stream.record()
+    assert not stream.is_news(1)
+    assert stream.is_news(3)
     assert (stream.results_durable_through, stream.in_flight) == (2, 1)
 
 
 @pytest.mark.parametrize("step", [3, 4, 99])
-def test_a_result_ahead_of_its_turn_is_refused_and_changes_nothing(step: int) -> None:
+def test_a_result_ahead_of_its_turn_is_refused(step: int) -> None:
     stream = stream_with(steps=3, results=1)
     with pytest.raises(ValueError, match=str(step)):
-        stream.record(step)
-    assert (stream.results_durable_through, stream.in_flight) == (1, 2)
+        stream.is_news(step)
+
+
+def test_a_boot_that_was_forgotten_begins_anew() -> None:
+    stream = stream_with(steps=3, results=3)
+    stream.forget_boot()
+    assert isinstance(stream.reconcile(position(3)), Reset)

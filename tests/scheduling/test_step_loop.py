@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ class World:
         return PageTable(self.num_blocks, self.block_size)
 
     def capacity(self) -> Capacity:
-        return Capacity(self.max_context, self.max_rows, self.token_budget, self.max_waiting)
+        return Capacity(self.max_context, self.max_rows, self.token_budget, self.max_waiting, VOCAB)
 
     def submit(self, prompt: list[int], max_tokens: int = 8, **sampling: object) -> int:
         params = Sampling(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ class World:
 
     def step(self) -> bool:
         plan = self.loop.plan()
-        assert self.loop.table.check() == []
+        assert self.loop.table.check() + self.loop.check() == []
         if plan is None:
             return False
         assert plan.batch.count.sum() <= self.token_budget
@@ -65,7 +65,7 @@ class World:
         for call, rows in news.rows.items():
             self.received[call] += rows
         self.failed.update(news.failed)
-        assert self.loop.table.check() == []
+        assert self.loop.table.check() + self.loop.check() == []
 
     def run(self, limit: int = 2000) -> None:
         for _ in range(limit):
@@ -222,6 +222,22 @@ def test_one_sample_can_be_stopped_while_the_others_go_on() -> None:
     world.assert_all_free()
 
 
+@pytest.mark.parametrize("stopped", [{0}, {1}, {0, 2}, {0, 1}, {0, 1, 2}])
+def test_samples_stopped_before_the_fork_leave_nothing_behind(stopped: set[int]) -> None:
+    world = World()
+    call = world.submit(prompt_of(10), 6, n=3, seed=2)
+    plan = world.loop.plan()
+    assert plan is not None
+    for sample in stopped:
+        world.loop.stop_sample(call, sample)
+    world.take(world.executor.execute(plan))
+    world.run()
+    for sample in range(3):
+        assert len(world.tokens(call, sample)) == (0 if sample in stopped else 6)
+    world.assert_all_free()
+    assert world.loop.plan() is None
+
+
 def test_a_stop_token_ends_a_sample_and_is_delivered() -> None:
     world = World()
     free_run = undisturbed(prompt_of(10), 20, seed=0, sample=0, vocab=VOCAB, stop=frozenset())
@@ -316,15 +332,30 @@ def test_a_call_whose_logits_are_not_finite_fails_alone(n: int, at_step: int) ->
     world.assert_all_free()
 
 
-def test_outputs_that_do_not_match_the_step_are_refused_and_the_step_stays_in_flight() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": np.zeros(2, np.int32)},
+        {"token_ids": np.empty(0, np.int32)},
+        {"token_ids": np.array([VOCAB], np.int32)},
+        {"token_ids": np.array([-2], np.int32)},
+        {"logprob": np.zeros(2, np.float32)},
+        {"top_token_ids": np.array([0, VOCAB], np.int32)},
+        {"top_token_ids": np.array([0, -1], np.int32)},
+        {"top_logprobs": np.zeros(3, np.float32)},
+    ],
+    ids=str,
+)
+def test_outputs_that_cannot_be_the_steps_are_refused_and_the_step_stays_in_flight(change: dict[str, object]) -> None:
     world = World()
-    call = world.submit(prompt_of(5), 3)
+    call = world.submit(prompt_of(5), 3, logprobs=2)
     plan = world.loop.plan()
     assert plan is not None
     right = world.executor.execute(plan)
-    wrong = type(right)(np.zeros(2, np.int32), right.logprob, right.top_token_ids, right.top_logprobs)
-    with pytest.raises(ValueError, match="asked for"):
-        world.loop.complete(wrong)
+    revision = world.loop.table.revision
+    with pytest.raises(ValueError, match=r"asked for|tokens from"):
+        world.loop.complete(replace(right, **change))  # type: ignore[arg-type]
+    assert world.loop.table.revision == revision
     world.take(right)
     world.run()
     world.assert_undisturbed(call)

@@ -58,7 +58,7 @@ class Inline:
             max_context=loaded.max_context,
         )
         self.table = PageTable(blocks, block_size)
-        self.loop = StepLoop(self.table, Capacity(loaded.max_context, max_rows, token_budget, 1000))
+        self.loop = StepLoop(self.table, Capacity(loaded.max_context, max_rows, token_budget, 1000, loaded.vocab_size))
         self.engine = Engine(loaded, geometry, limits, torch.device("cpu"))
         self._admission = Admission(geometry, limits)
         self._steps = 0

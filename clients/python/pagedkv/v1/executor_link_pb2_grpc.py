@@ -48,8 +48,8 @@ class ExecutorLinkServiceServicer:
         """One stream an executor, dialled by the executor.
 
         * The executor MUST send its Hello, then the attachments that the hello
-        announces, before anything else; the service answers with Welcome or
-        Refusal. From Welcome on, both sides send a heartbeat when they have sent
+        announces, before anything else; the service answers with Welcome, or
+        ends the stream with a status. From Welcome on, both sides send a heartbeat when they have sent
         nothing else for `heartbeat_interval_ms`, also while a long step computes.
         * Every message names service_id, epoch and boot_id (the hello names those
         that the executor last knew, or none). A lower epoch is refused by both sides.
@@ -72,6 +72,7 @@ class ExecutorLinkServiceServicer:
         | EPOCH_STALE           | FAILED_PRECONDITION | attach again with the hello's current numbers        |
         | ATTACH_REPLACED       | ABORTED             | a newer stream of this boot took over                |
         | EXECUTOR_SILENT       | DEADLINE_EXCEEDED   | attach again                                         |
+        | RESULT_LOST           | ABORTED             | attach again; the service resets                     |
         | STEP_REFUSED          | ABORTED             | attach again; the service resets                     |
         | DRAINING              | UNAVAILABLE         | attach again after a pause                           |
         """
