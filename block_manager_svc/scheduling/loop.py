@@ -457,7 +457,7 @@ class StepLoop:
         return len(self._waiting)
 
     def check(self) -> list[str]:
-        """Every invariant between calls, rows and sequences: a sentence, with its numbers, for each that does not hold."""
+        """Every invariant between calls, rows and sequences: a sentence, with numbers, for each that does not hold."""
         wrong = []
         held = [sample.sequence for sample in [*self._running, *self._waiting]]
         if sorted(held) != sorted(self.table.sequences().tolist()):

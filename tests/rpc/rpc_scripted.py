@@ -76,7 +76,6 @@ class ScriptedExecutor:
                 num_host_blocks=0,
                 block_size=16,
                 block_bytes=1024,
-                layout_hash=b"",
                 max_rows=128,
                 max_batch_tokens=2048,
                 max_blocks_per_row=MAX_CONTEXT // 16,

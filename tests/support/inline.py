@@ -19,6 +19,8 @@ from gpu_executor.model import LoadedModel, PagedModel
 from gpu_executor.step import Geometry
 from gpu_executor.validate import Admission, Limits
 
+CPU = torch.device("cpu")
+
 
 @dataclass
 class Generated:
@@ -39,6 +41,7 @@ class Inline:
         token_budget: int,
         max_rows: int = 64,
         keep_logits: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         geometry = Geometry(
             num_blocks=blocks,
@@ -59,7 +62,7 @@ class Inline:
         )
         self.table = PageTable(blocks, block_size)
         self.loop = StepLoop(self.table, Capacity(loaded.max_context, max_rows, token_budget, 1000, loaded.vocab_size))
-        self.engine = Engine(loaded, geometry, limits, torch.device("cpu"))
+        self.engine = Engine(loaded, geometry, limits, device)
         self._admission = Admission(geometry, limits)
         self._steps = 0
         self._logits: torch.Tensor | None = None
