@@ -26,10 +26,10 @@ import numpy as np
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import Aborted, FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
 from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepOutputs, StepPlan, TableDeltas
+from block_manager_svc.scheduling.columns import join, keep, share, without_idle
+from block_manager_svc.scheduling.flight import NO_TOKEN, InFlight, Picked
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
 from block_manager_svc.scheduling.rows import Rows
-
-NO_TOKEN = -1  # in the place of a sampled token: the logits were not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,6 @@ class StepNews:
     failed: dict[int, Refused]
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """The step that is being computed. A sample that ends meanwhile is marked finished; its outputs are dropped."""
-
-    samples: list[Sample]  # of the batch, in row order
-    upto: I32  # tokens of each that will be computed
-    sampled: list[int]  # positions in `samples` that are sampled
-
-    def outputs(self) -> tuple[int, int, int]:
-        """Tokens, log-probabilities and alternatives that the executor answers with."""
-        leads = [(self.samples[at].width, self.samples[at].call.sampling.logprobs) for at in self.sampled]
-        return (
-            sum(width for width, _ in leads),
-            sum(width for width, k in leads if k >= 0),
-            sum(width * k for width, k in leads if k > 0),
-        )
-
-
 class StepLoop:
     """Decides each step. Calls are known by the ids that submit() gives."""
 
@@ -96,7 +78,7 @@ class StepLoop:
         self.capacity = capacity
         self._namespace = namespace
         self._rows = Rows(capacity.max_rows)
-        self._in_flight: _InFlight | None = None
+        self._in_flight: InFlight | None = None
         self._running_rows: I32 | None = None  # rows of _running, until it changes
 
     # --- calls in -----------------------------------------------------------------------------------------------
@@ -207,8 +189,8 @@ class StepLoop:
             rows = self._rows_of_running()
             sequences = self._rows.sequence[rows]
             chunk = self.table.length(sequences) - self.table.computed(sequences)
-            chunk = _share(chunk, self.capacity.token_budget)
-            rows, sequences, chunk = _without_idle(rows, sequences, chunk)
+            chunk = share(chunk, self.capacity.token_budget)
+            rows, sequences, chunk = without_idle(rows, sequences, chunk)
             upto = self.table.computed(sequences) + chunk
             if int(self.table.blocks_needed(sequences, upto).sum()) <= self.table.available():
                 return rows, chunk, preempted
@@ -274,16 +256,16 @@ class StepLoop:
             rows[extended.delta_sequence], extended.delta_first, extended.delta_count, extended.delta_blocks
         )
         if not fresh.all():
-            deltas = _keep(deltas, fresh)
+            deltas = keep(deltas, fresh)
         if stale.any():
-            deltas = _join(self._whole_tables(rows[stale]), deltas)
+            deltas = join(self._whole_tables(rows[stale]), deltas)
             self._rows.stale[rows] = False
 
         sampled = np.flatnonzero(upto == self.table.length(sequences)).astype(np.int32)
         samples = self._rows.seated(rows)
         sampled_list = sampled.tolist()
         fan_out = [(i, samples[at].width) for i, at in enumerate(sampled_list) if samples[at].width > 1]
-        self._in_flight = _InFlight(samples, upto, sampled_list)
+        self._in_flight = InFlight(samples, upto, sampled_list)
         return StepPlan(
             ops=ops,
             deltas=deltas,
@@ -302,15 +284,7 @@ class StepLoop:
         """Raises ValueError unless these can be the outputs of the step in flight. Changes nothing."""
         if self._in_flight is None:
             raise ValueError("a result, but no step is in flight")
-        expected = self._in_flight.outputs()
-        got = (len(outputs.token_ids), len(outputs.logprob), len(outputs.top_token_ids))
-        if got != expected or len(outputs.top_logprobs) != expected[2]:
-            raise ValueError(
-                f"outputs of {got} tokens, log-probabilities and alternatives, but {expected} were asked for"
-            )
-        for tokens, least in ((outputs.token_ids, NO_TOKEN), (outputs.top_token_ids, 0)):
-            if len(tokens) and not least <= int(tokens.min()) <= int(tokens.max()) < self.capacity.vocab_size:
-                raise ValueError(f"tokens from {tokens.min()} to {tokens.max()} of {self.capacity.vocab_size}")
+        self._in_flight.check(outputs, self.capacity.vocab_size)
 
     def complete(self, outputs: StepOutputs) -> StepNews:
         """Takes the result of the step in flight. Tokens of samples that have ended meanwhile are dropped.
@@ -320,7 +294,7 @@ class StepLoop:
         self.check_outputs(outputs)
         step, self._in_flight = self._in_flight, None
         assert step is not None
-        picked = _Picked(outputs)
+        picked = Picked(outputs)
         alive = [i for i, sample in enumerate(step.samples) if sample.row >= 0]
         sequences = np.array([step.samples[i].sequence for i in alive], np.int64)
         upto = step.upto if len(alive) == len(step.samples) else step.upto[alive]
@@ -481,25 +455,6 @@ class StepLoop:
         return states
 
 
-class _Picked:
-    """Walks output columns that were checked, sample by sample."""
-
-    def __init__(self, outputs: StepOutputs) -> None:
-        self._tokens = iter(outputs.token_ids.tolist())
-        self._logprob = iter(outputs.logprob.tolist())
-        self._top = zip(outputs.top_token_ids.tolist(), outputs.top_logprobs.tolist(), strict=True)
-
-    def take(self, count: int, logprobs: int) -> list[tuple[int, float | None, tuple[tuple[int, float], ...]]]:
-        return [
-            (
-                next(self._tokens),
-                next(self._logprob) if logprobs >= 0 else None,
-                tuple(next(self._top) for _ in range(logprobs)),
-            )
-            for _ in range(count)
-        ]
-
-
 def _not_finite(sample: Sample) -> Refused:
     position = len(sample.call.prompt) + sample.generated
     return Aborted(
@@ -512,34 +467,3 @@ def _not_finite(sample: Sample) -> Refused:
 
 def _one(sequence: int) -> I64:
     return np.array([sequence], np.int64)
-
-
-def _share(wanted: I32, budget: int) -> I32:
-    """Tokens for each, at most what it wants, `budget` in all: single tokens first, then in order."""
-    total = int(wanted.sum())
-    if total <= budget:
-        return wanted
-    order = np.argsort(wanted > 1, kind="stable")
-    before = np.cumsum(wanted[order]) - wanted[order]
-    share = np.empty_like(wanted)
-    share[order] = np.clip(budget - before, 0, wanted[order])
-    return share
-
-
-def _without_idle(rows: I32, sequences: I64, chunk: I32) -> tuple[I32, I64, I32]:
-    busy = chunk > 0
-    return (rows, sequences, chunk) if busy.all() else (rows[busy], sequences[busy], chunk[busy])
-
-
-def _keep(deltas: TableDeltas, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> TableDeltas:
-    blocks = deltas.blocks[np.repeat(mask, deltas.count)]
-    return TableDeltas(deltas.row[mask], deltas.first[mask], deltas.count[mask], blocks)
-
-
-def _join(a: TableDeltas, b: TableDeltas) -> TableDeltas:
-    return TableDeltas(
-        np.concatenate([a.row, b.row]),
-        np.concatenate([a.first, b.first]),
-        np.concatenate([a.count, b.count]),
-        np.concatenate([a.blocks, b.blocks]),
-    )
