@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from block_manager_svc.core.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument, Refused
-from block_manager_svc.manager import ExecutorHello, Manager, ModelInfo
+from block_manager_svc.manager import ExecutorHello, Manager, ModelInfo, Welcome
 from block_manager_svc.oplog.stream import Position, SentStep
 from block_manager_svc.rpc.convert import step_outputs
 from pagedkv.v1 import executor_link_pb2 as pb
@@ -73,6 +73,12 @@ class _Session:
         hello = await self._hear_hello()
         self._boot_id = hello.position.boot_id
         welcome = self._manager.attach(hello, self)
+        try:
+            await self._follow(welcome)
+        finally:
+            self._manager.detach(self)
+
+    async def _follow(self, welcome: Welcome) -> None:
         self._epoch = self._manager.epoch
         limits = self._manager.limits
         self._outbox.put_nowait(
@@ -97,7 +103,6 @@ class _Session:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-            self._manager.detach(self)
 
     async def _read(self) -> None:
         while (request := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
@@ -182,6 +187,7 @@ class _Session:
             ) from None
         if request is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
             raise InvalidArgument("HELLO_EXPECTED", "the stream was closed before its hello was complete")
+        self._heard = time.monotonic()
         return request
 
     async def _hear_hello(self) -> ExecutorHello:
@@ -189,14 +195,15 @@ class _Session:
         if request.WhichOneof("message") != "hello":
             raise InvalidArgument("HELLO_EXPECTED", "the first message of a stream is a hello")
         _check(bool(request.boot_id), "boot_id", "is empty")
+        _check(request.epoch < 1 << 63, "epoch", f"is {request.epoch}: below 2^63, so that there is one above it")
         hello = request.hello
         geometry, model = hello.geometry, hello.model
         _check(hello.world_size == 1, "world_size", f"is {hello.world_size}: one rank is served")
         _check(hello.rank == 0, "rank", f"is {hello.rank} of {hello.world_size}")
         _check(geometry.num_blocks >= 2, "num_blocks", f"is {geometry.num_blocks}: block 0 and one more at least")
         _check(geometry.num_blocks < 1 << 31, "num_blocks", f"is {geometry.num_blocks}: below 2^31")
-        for name in ("block_size", "block_bytes"):
-            _check(getattr(geometry, name) >= 1, name, "is 0")
+        _check(1 <= geometry.block_size < 1 << 16, "block_size", f"is {geometry.block_size}: 1 to 65,535")
+        _check(geometry.block_bytes >= 1, "block_bytes", "is 0")
         for name in ("max_rows", "max_batch_tokens", "max_blocks_per_row"):
             _check(1 <= getattr(hello, name) < 1 << 31, name, f"is {getattr(hello, name)}: 1 to 2^31 - 1")
         _check(bool(model.id), "model.id", "is empty")
@@ -232,6 +239,8 @@ class _Session:
                 f"{len(announced)} attachments of {sum(file.size for file in announced)} bytes: "
                 f"at most {MAX_FILES} of {MAX_FILE_BYTES} in all",
             )
+        if len({file.name for file in announced}) < len(announced):
+            raise InvalidArgument("ATTACHMENT_INVALID", f"{len(announced)} attachments, and two of one name")
         files: dict[str, bytes] = {}
         for file in announced:
             data = bytearray()
