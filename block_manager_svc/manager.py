@@ -257,10 +257,10 @@ class Manager:
         self._stream.record()
         try:
             news = self._loop.complete(outputs)
-        except Exception:
-            # Half of a result is taken: what is left is the tokens, from which all can be computed again.
-            self.distrust(link, Aborted("RESULT_LOST", f"taking the result of step {step_id} failed", step_id=step_id))
-            raise
+        except Exception as fault:
+            log.error("a result was lost", step_id=step_id, exc_info=fault)
+            self._lose_result(link, step_id)
+            return
         began = self._step_began
         self._steps += 1
         self._executor_us += executor_us
@@ -271,6 +271,21 @@ class Manager:
         for call, why in news.failed.items():
             self._fail(call, why)
         self._step_ns += time.perf_counter_ns() - began
+
+    def _lose_result(self, link: Link, step_id: int) -> None:
+        """Half of a result is taken. Its calls cannot be told their tokens; the others compute again from theirs."""
+        assert self._loop is not None
+        calls = self._loop.calls_in_flight()
+        self.distrust(link, Aborted("RESULT_LOST", f"taking the result of step {step_id} failed", step_id=step_id))
+        for call in calls:
+            self._fail(
+                call,
+                Aborted(
+                    "RESULT_LOST",
+                    f"a fault of the service lost the tokens of step {step_id}, its log says why: call again",
+                    step_id=step_id,
+                ),
+            )
 
     # --- the executor -------------------------------------------------------------------------------------------------
 

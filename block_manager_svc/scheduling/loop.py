@@ -18,7 +18,6 @@ Pure: no I/O, no clock, no randomness, no threads.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -289,10 +288,11 @@ class StepLoop:
     def complete(self, outputs: StepOutputs) -> StepNews:
         """Takes the result of the step in flight. Tokens of samples that have ended meanwhile are dropped.
 
-        Raises ValueError as check_outputs does; the step stays in flight then.
+        Raises ValueError as check_outputs does. The step stays in flight then, as it does when a fault ends this
+        halfway; what the calls in flight were to get is lost with it.
         """
         self.check_outputs(outputs)
-        step, self._in_flight = self._in_flight, None
+        step = self._in_flight
         assert step is not None
         picked = Picked(outputs)
         alive = [i for i, sample in enumerate(step.samples) if sample.row >= 0]
@@ -330,6 +330,7 @@ class StepLoop:
         for failed in news.failed:
             for sample in self._calls[failed].samples:
                 self._end(sample)
+        self._in_flight = None
         return news
 
     def _fork(self, lead: Sample) -> None:
@@ -413,14 +414,11 @@ class StepLoop:
             self._waiting.append(sample)
         return lost
 
-    def abandon(self) -> Iterable[int]:
-        """Ends every call; gives their ids."""
-        calls = list(self._calls)
-        for call in calls:
-            self.cancel(call)
-        return calls
-
     # --- reads --------------------------------------------------------------------------------------------------------
+
+    def calls_in_flight(self) -> set[int]:
+        """Calls that have a sample in the step in flight, also when it has ended meanwhile."""
+        return set() if self._in_flight is None else {sample.call.id for sample in self._in_flight.samples}
 
     @property
     def running(self) -> int:
