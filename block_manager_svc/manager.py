@@ -12,7 +12,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -198,10 +198,11 @@ class Manager:
 
     def cancel(self, call: int) -> None:
         """Ends a call and forgets it; its blocks are free for the next step. Idempotent."""
-        self._callers.pop(call, None)
-        if self._loop is not None:
-            self._loop.cancel(call)
-            self._wake()  # what waited for its blocks may go on
+        if self._callers.pop(call, None) is None or self._loop is None:
+            return
+        log.info("call ended", call=call, finished=self._loop.call(call).finished, **asdict(self.usage(call)))
+        self._loop.cancel(call)
+        self._wake()  # what waited for its blocks may go on
         if not self._callers:
             self._idle.set()
 

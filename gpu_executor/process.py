@@ -82,6 +82,8 @@ class Executor:
         """Loads the model and makes the pools; serves nothing yet. Raises as `serve` does."""
         device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+        check_listen(settings.listen)
+        log.info("loading model", path=str(settings.model), dtype=dtype, device=str(device))
         loaded = load_model(settings.model, dtype=DTYPES[dtype], device=device, cache_dir=settings.model_cache)
         log.info("model loaded", model=loaded.model_id, dtype=dtype, device=str(device), max_context=loaded.max_context)
         geometry = plan(settings, loaded, device, dtype).geometry
@@ -175,6 +177,23 @@ def plan(settings: Settings, loaded: LoadedModel, device: torch.device, dtype: s
     for line in pools.lines:
         log.info(line)
     return pools
+
+
+def check_listen(listen: str) -> None:
+    """Raises OSError when nobody can listen there: loading a model takes long, so this is found out before."""
+    if not listen:
+        return
+    host, _, port = listen.rpartition(":")
+    with socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise OSError(
+                f"cannot listen on {listen}: {error.strerror or error}; choose another address with --listen"
+            ) from error
+    if host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
+        log.warning("listening beyond this machine: there is neither TLS nor a password", listen=listen)
 
 
 def advertised(listen: str, port: int) -> str:

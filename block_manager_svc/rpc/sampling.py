@@ -72,7 +72,7 @@ def _out_of_range(
 ) -> InvalidArgument:
     return InvalidArgument(
         "PARAMETER_OUT_OF_RANGE",
-        f"sampling.{field} is {value:g}, it must be {words.format(minimum, maximum)}",
+        f"sampling.{field} is {value}, it must be {words.format(minimum, maximum)}",
         field=f"sampling.{field}",
         value=value,
         minimum=minimum,

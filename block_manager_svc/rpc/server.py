@@ -85,6 +85,8 @@ class Server:
             port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self._listen}: {error}") from error
+        if not _is_loopback(host.strip("[]")):
+            log.warning("listening beyond this machine: there is neither TLS nor a password", listen=self._listen)
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set(BLOCK_MANAGER, serving)
         await self._health.set(EXECUTOR_LINK, serving)
@@ -152,3 +154,7 @@ async def run_until_signal(server: Server, drain_grace: float) -> int:
     draining.cancel()
     await server.stop()
     return 128 + second.result()
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -136,12 +136,14 @@ class StepLoop:
             )
         if whole > self.longest():
             usable = self.table.num_blocks - 1
+            needed = -(-(whole - 1) // self.table.block_size)
             raise ResourceExhausted(
                 "PROMPT_EXCEEDS_POOL",
-                f"{prompt} prompt tokens and {max_tokens} to generate need {-(-(whole - 1) // self.table.block_size)} "
-                f"blocks, the pool has {usable}: it can never fit, shorten it, lower max_tokens or grow the pool",
+                f"{prompt} prompt tokens and {max_tokens} to generate need {needed} blocks, "
+                f"the pool has {usable}: it can never fit, shorten it, lower max_tokens or grow the pool",
                 prompt_tokens=prompt,
                 max_tokens=max_tokens,
+                needed_blocks=needed,
                 pool_blocks=usable,
                 block_size=self.table.block_size,
             )
@@ -391,7 +393,7 @@ class StepLoop:
     def reset(self, table: PageTable, capacity: Capacity, namespace: bytes) -> dict[int, Refused]:
         """Goes on with an empty pool: every live sample waits again and recomputes from its tokens.
 
-        Gives the calls that can't go on there, with the reason; they are forgotten.
+        Gives the calls that can't go on there, with the reason; cancel() forgets them.
         """
         tokens = {sample: self.table.tokens(sample.sequence) for sample in [*self._running, *self._waiting]}
         other_model = namespace != self._namespace
@@ -408,7 +410,6 @@ class StepLoop:
                 self._check_fits(len(call.prompt), call.sampling)
             except Refused as refusal:
                 lost[call.id] = refusal
-                del self._calls[call.id]
                 continue
             sample.sequence = table.create(tokens[sample], namespace)
             self._waiting.append(sample)

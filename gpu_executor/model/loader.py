@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,33 @@ def load_model(path: Path, *, dtype: torch.dtype, device: torch.device, cache_di
         raise FileNotFoundError(f"no model at {path}")
     transformers.utils.logging.disable_progress_bar()
     folder = path
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelUnsupported("MODEL_FORMAT_UNKNOWN", f"{path} is neither a folder nor a .gguf file")
-        folder = converted_folder(path, cache_dir)
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if path.is_file() and path.suffix != ".gguf":
+        raise ModelUnsupported("MODEL_FORMAT_UNKNOWN", f"{path} is neither a folder nor a .gguf file")
+    with _readable(path):
+        if path.is_file():
+            folder = converted_folder(path, cache_dir)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     text_config = config.get_text_config(decoder=True)
     check_config(text_config)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, local_files_only=True)
+    with _readable(path):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True
+        )
     return describe(model.to(device), path.resolve().stem if path.is_file() else path.resolve().name, _files(folder))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """transformers fails in many ways on what is no model; all of them mean this."""
+    try:
+        yield
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        raise ModelUnsupported(
+            "MODEL_UNREADABLE",
+            f"{path} is not a model that can be loaded: {type(error).__name__}: {first}; "
+            "give a Hugging Face folder with config.json and weights, or a .gguf file",
+        ) from error
 
 
 def describe(model: Any, model_id: str, files: dict[str, bytes]) -> LoadedModel:
