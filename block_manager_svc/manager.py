@@ -34,6 +34,8 @@ from block_manager_svc.text.model import TextModel
 
 log = structlog.get_logger(__name__)
 
+# A step that was lost this often in a row without a result is not tried again: its calls end.
+MAX_FRUITLESS = 5
 RETRY_SOON = 1.0  # seconds; how long a restart of the other side usually takes
 
 
@@ -53,6 +55,12 @@ class ModelInfo:
     vocab_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
+    fingerprint: bytes = b""
+
+    @property
+    def identity(self) -> bytes:
+        """What K/V and sequences belong to: models of one name may differ."""
+        return self.id.encode() + b"\0" + self.fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +155,10 @@ class Manager:
         self._idle.set()
         self._steps = self._step_ns = self._executor_us = 0
         self._step_began = 0
+        self._fruitless = 0  # steps lost since the last result
         self._before = (0, 0)  # copies on write, evicted blocks of pools that were reset
 
     # --- calls ------------------------------------------------------------------------------------------------------
-
-    def max_new_tokens(self, prompt: int) -> int:
-        """Tokens that can follow a prompt of this many, to the end of the context or of the pool; 0 when none."""
-        return max(0, self._ready().longest() - prompt)
 
     def submit(
         self,
@@ -264,6 +269,7 @@ class Manager:
             return
         began = self._step_began
         self._steps += 1
+        self._fruitless = 0
         # By its own clock; no more than there was.
         self._executor_us += min(executor_us, (time.perf_counter_ns() - began) // 1000)
         self._pump()  # the executor computes while the tokens are handed out
@@ -293,7 +299,7 @@ class Manager:
 
     def attach(self, hello: ExecutorHello, link: Link) -> Welcome:
         """Takes an executor in, to go on or to begin anew as docs/protocol.md decides. Raises Refused."""
-        if self.draining:
+        if self.draining and not self._callers:
             raise Draining("this service is about to stop: attach again after a pause")
         position = hello.position
         if self._link is not None:
@@ -322,7 +328,7 @@ class Manager:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        self._tell(True)
+        self._tell(not self.draining)
         self._wake()
         return welcome
 
@@ -340,15 +346,31 @@ class Manager:
         """A new page table for an empty pool; the sequences of the old one recompute in it."""
         first = 1 if self._loop is None else self._loop.table.next_sequence
         table = PageTable(hello.num_blocks, hello.block_size, first_sequence=first)
-        namespace = hello.model.id.encode()
+        namespace = hello.model.identity
         self.block_bytes, self.num_host_blocks = hello.block_bytes, hello.num_host_blocks
         if self._loop is None:
             self._loop = StepLoop(table, self._capacity(hello), namespace)
             return
+        self._give_up_on_fruitless_steps()
         old = self._loop.table.counters
         self._before = (self._before[0] + old.copies_on_write, self._before[1] + old.evicted_blocks)
         for call, why in self._loop.reset(table, self._capacity(hello), namespace).items():
             self._fail(call, why)
+
+    def _give_up_on_fruitless_steps(self) -> None:
+        """Ends the calls of a step that executors refuse or die of, again and again: the others can go on."""
+        assert self._loop is not None
+        suspects = sorted(self._loop.calls_in_flight())
+        if not suspects:
+            return
+        self._fruitless += 1
+        if self._fruitless < MAX_FRUITLESS:
+            return
+        self._fruitless = 0
+        log.error("gave up on a step", calls=suspects, tries=MAX_FRUITLESS)
+        for call in suspects:
+            why = f"{MAX_FRUITLESS} times in a row an executor refused or died of a step with this call: see its log"
+            self._fail(call, Aborted("STEP_FAILED", why, tries=MAX_FRUITLESS))
 
     def detach(self, link: Link) -> None:
         """The link is closed. Calls wait for an executor to come, for a while."""

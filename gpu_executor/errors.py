@@ -31,3 +31,6 @@ class ModelUnsupported(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"

@@ -100,6 +100,7 @@ class Executor:
         self.address = advertised(settings.listen, self._server.port) if self._server else ""
         introduction = Introduction(
             model_id=loaded.model_id,
+            fingerprint=loaded.fingerprint,
             eos_token_ids=tuple(loaded.eos_token_ids),
             files={name: data for name, data in loaded.files.items() if data},
             executor_address=self.address,

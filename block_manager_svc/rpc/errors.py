@@ -14,6 +14,9 @@ from grpc_status import rpc_status
 from block_manager_svc.core import errors
 
 DOMAIN = "pagedkv"
+# Details travel as metadata, of which gRPC takes 8 KiB; what a caller sent may be echoed in them.
+MAX_MESSAGE_CHARS = 1000
+MAX_NUMBER_CHARS = 100
 
 _CODES: dict[type[errors.Refused], grpc.StatusCode] = {
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
@@ -37,15 +40,19 @@ def status_of(refused: errors.Refused) -> Status:
     info = ErrorInfo(
         reason=refused.reason,
         domain=DOMAIN,
-        metadata={name: str(value) for name, value in refused.numbers.items()},
+        metadata={name: _cut(str(value), MAX_NUMBER_CHARS) for name, value in refused.numbers.items()},
     )
-    status = Status(code=code_of(refused).value[0], message=refused.message)
+    status = Status(code=code_of(refused).value[0], message=_cut(refused.message, MAX_MESSAGE_CHARS))
     status.details.add().Pack(info)
     if refused.retry_after is not None:
         delay = Duration()
         delay.FromNanoseconds(round(refused.retry_after * 1e9))
         status.details.add().Pack(RetryInfo(retry_delay=delay))
     return status
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def internal_status() -> Status:

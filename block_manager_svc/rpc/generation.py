@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -85,9 +84,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise InvalidArgument("PROMPT_EMPTY", "the prompt has no token: send at least one")
         if self._served(request.model) != model:  # while a thread tokenized for the one before
             raise ExecutorUnavailable("another model came while the prompt was read: try again", retry_after=0.0)
-        if not sampling.max_tokens:
-            # At least one, so that `submit` says what does not fit.
-            sampling = replace(sampling, max_tokens=max(1, self._manager.max_new_tokens(len(prompt))))
         return prompt, sampling, stops, text
 
     def _served(self, name: str) -> ModelInfo:

@@ -227,7 +227,9 @@ class _Session:
             max_rows=hello.max_rows,
             max_batch_tokens=hello.max_batch_tokens,
             max_blocks_per_row=hello.max_blocks_per_row,
-            model=ModelInfo(model.id, model.vocab_size, model.max_context, tuple(model.eos_token_ids)),
+            model=ModelInfo(
+                model.id, model.vocab_size, model.max_context, tuple(model.eos_token_ids), model.fingerprint
+            ),
             files=await self._hear_files(list(hello.attachments)),
             address=hello.executor_address,
         )

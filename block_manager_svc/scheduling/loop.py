@@ -95,7 +95,7 @@ class StepLoop:
         Raises InvalidArgument (PROMPT_TOO_LONG, PARAMETER_OUT_OF_RANGE) or ResourceExhausted (PROMPT_EXCEEDS_POOL,
         QUEUE_FULL); nothing has changed then.
         """
-        self._check_fits(len(prompt), sampling)
+        max_tokens = self._check_fits(len(prompt), sampling)
         waiting = len(self._waiting)
         if waiting >= self.capacity.max_waiting:
             raise ResourceExhausted(
@@ -105,7 +105,7 @@ class StepLoop:
                 waiting=waiting,
                 limit=self.capacity.max_waiting,
             )
-        call = Call(self._last_call + 1, prompt, sampling)
+        call = Call(self._last_call + 1, prompt, sampling, max_tokens=max_tokens)
         lead = call.samples[0]
         lead.sequence = self.table.create(call.prompt, self._namespace)
         self._last_call = call.id
@@ -114,7 +114,8 @@ class StepLoop:
         self.counters.prompt_tokens += len(prompt)
         return call.id
 
-    def _check_fits(self, prompt: int, sampling: Sampling) -> None:
+    def _check_fits(self, prompt: int, sampling: Sampling, known: int = 1) -> int:
+        """Tokens that can be generated, `known` at least: those that were, or one. Raises as submit does."""
         if sampling.n > self.capacity.max_rows:
             raise InvalidArgument(
                 "PARAMETER_OUT_OF_RANGE",
@@ -123,7 +124,7 @@ class StepLoop:
                 value=sampling.n,
                 maximum=self.capacity.max_rows,
             )
-        max_tokens = sampling.max_tokens
+        max_tokens = sampling.max_tokens or max(known, self.longest() - prompt)
         whole, context = prompt + max_tokens, self.capacity.max_context
         if whole > context:
             raise InvalidArgument(
@@ -147,6 +148,7 @@ class StepLoop:
                 pool_blocks=usable,
                 block_size=self.table.block_size,
             )
+        return max_tokens
 
     def call(self, call: int) -> Call:
         return self._calls[call]
@@ -355,7 +357,7 @@ class StepLoop:
         self.counters.sampled_tokens += 1
         if token in sampling.stop_token_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if sample.generated >= sampling.max_tokens else None
+        return FinishReason.LENGTH if sample.generated >= sample.call.max_tokens else None
 
     # --- seats ------------------------------------------------------------------------------------------------------
 
@@ -407,7 +409,8 @@ class StepLoop:
             try:
                 if other_model:
                     raise FailedPrecondition("MODEL_CHANGED", "the executor came back with another model: call again")
-                self._check_fits(len(call.prompt), call.sampling)
+                known = 1 + max(sample.generated for sample in call.samples)
+                call.max_tokens = self._check_fits(len(call.prompt), call.sampling, known)
             except Refused as refusal:
                 lost[call.id] = refusal
                 continue

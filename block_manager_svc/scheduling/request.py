@@ -24,7 +24,7 @@ class SequenceState(IntEnum):
 class Sampling:
     """How tokens are chosen; ranges as SamplingParams in generation.proto, all defaults resolved."""
 
-    max_tokens: int
+    max_tokens: int = 0  # 0: to the end of the context or of the pool
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -75,6 +75,7 @@ class Call:
     prompt: I32
     sampling: Sampling
     samples: list[Sample] = field(default_factory=list)
+    max_tokens: int = 0  # as asked, or what there is room for
     forked: bool = False  # every sample has its own sequence
     cached_tokens: int = -1  # prompt tokens found in the prefix cache at first admission; -1: not admitted yet
     preemptions: int = 0

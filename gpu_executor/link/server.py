@@ -162,7 +162,8 @@ def _abort(
 ) -> NoReturn:
     """Ends the call with google.rpc.Status details: ErrorInfo with the reason and the numbers."""
     detail = any_pb2.Any()
-    metadata = {name: str(value) for name, value in numbers.items()}
+    # Details travel as metadata, of which gRPC takes 8 KiB; what a caller sent may be echoed in them.
+    message, metadata = message[:1000], {name: str(value)[:100] for name, value in numbers.items()}
     detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="pagedkv", metadata=metadata))
     status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
     context.abort_with_status(rpc_status.to_status(status))

@@ -35,6 +35,7 @@ class Introduction:
     """What every hello of this process says of itself, beside where it stands."""
 
     model_id: str
+    fingerprint: bytes
     eos_token_ids: tuple[int, ...]
     files: Mapping[str, bytes]  # name -> content, none empty
     executor_address: str  # host:port of ReadKv, or empty
@@ -126,6 +127,7 @@ class AttachStream:
                 vocab_size=limits.vocab_size,
                 max_context=limits.max_context,
                 eos_token_ids=intro.eos_token_ids,
+                fingerprint=intro.fingerprint,
             ),
             attachments=attachments(intro.files),
             executor_address=intro.executor_address,

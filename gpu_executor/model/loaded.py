@@ -18,6 +18,7 @@ class LoadedModel:
     """
 
     model_id: str
+    fingerprint: bytes  # see fingerprint.py
     model: nn.Module = field(repr=False)
     dtype: torch.dtype
     device: torch.device

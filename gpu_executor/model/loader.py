@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from gpu_executor.errors import ModelUnsupported
+from gpu_executor.model.fingerprint import fingerprint
 from gpu_executor.model.gguf import converted_folder
 from gpu_executor.model.loaded import LoadedModel
 from gpu_executor.model.probe import check_config, check_logits, measured_shape
@@ -70,6 +71,7 @@ def describe(model: Any, model_id: str, files: dict[str, bytes]) -> LoadedModel:
         ) from error
     loaded = LoadedModel(
         model_id=model_id,
+        fingerprint=fingerprint(model, files),
         model=model,
         dtype=model.dtype,
         device=model.device,

@@ -26,7 +26,14 @@ if _version_not_supported:
 
 
 class BlockManagerServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                            |
+    |-------------------|--------------------|-------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log |
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -57,7 +64,14 @@ class BlockManagerServiceStub:
 
 
 class BlockManagerServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                            |
+    |-------------------|--------------------|-------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log |
+    """
 
     def GetPool(self, request, context):
         """Capacity and use of the pool, and what the scheduler has done so far.
@@ -139,7 +153,14 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BlockManagerService:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                            |
+    |-------------------|--------------------|-------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log |
+    """
 
     @staticmethod
     def GetPool(request,

@@ -67,6 +67,7 @@ class ExecutorLinkServiceServicer:
         | HELLO_EXPECTED        | INVALID_ARGUMENT    | the first message is a hello                         |
         | HELLO_INVALID         | INVALID_ARGUMENT    | the message names the field and its numbers          |
         | ATTACHMENT_INVALID    | INVALID_ARGUMENT    | send the pieces in order, as announced               |
+        | MESSAGE_MALFORMED     | INVALID_ARGUMENT    | send this contract's message                         |
         | RESULT_INVALID        | INVALID_ARGUMENT    | the executor is wrong: reset, see its log            |
         | EXECUTOR_PRESENT      | ALREADY_EXISTS      | another boot is attached and alive; wait for its end |
         | EPOCH_STALE           | FAILED_PRECONDITION | attach again with the hello's current numbers        |
@@ -75,6 +76,7 @@ class ExecutorLinkServiceServicer:
         | RESULT_LOST           | ABORTED             | attach again; the service resets                     |
         | STEP_REFUSED          | ABORTED             | attach again; the service resets                     |
         | DRAINING              | UNAVAILABLE         | attach again after a pause                           |
+        | INTERNAL              | INTERNAL            | a fault of the service: attach again, see its log    |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

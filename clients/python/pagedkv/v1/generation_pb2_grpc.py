@@ -26,7 +26,14 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                                    |
+    |-------------------|--------------------|---------------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log         |
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,7 +54,14 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                                    |
+    |-------------------|--------------------|---------------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log         |
+    """
 
     def Generate(self, request, context):
         """Generates tokens for one prompt, as `n` parallel samples that share the
@@ -72,19 +86,18 @@ class GenerationServiceServicer:
         | PROMPT_TOO_LONG                | INVALID_ARGUMENT    | shorten it: the model's context is in numbers |
         | PARAMETER_OUT_OF_RANGE         | INVALID_ARGUMENT    | see SamplingParams for the field's range      |
         | CHAT_TEMPLATE_FAILED           | INVALID_ARGUMENT    | the template's own words are in the message   |
-        | MESSAGE_MALFORMED              | INVALID_ARGUMENT    | send this contract's message; text is UTF-8   |
         | MODEL_NOT_FOUND                | NOT_FOUND           | ListModels names what is served               |
         | PROMPT_EXCEEDS_POOL            | RESOURCE_EXHAUSTED  | never fits here: shorten it or grow the pool  |
         | QUEUE_FULL                     | RESOURCE_EXHAUSTED  | retry after RetryInfo                         |
-        | MESSAGE_TOO_LARGE              | RESOURCE_EXHAUSTED  | stay below the limit in the numbers           |
         | TOKENIZER_UNAVAILABLE          | FAILED_PRECONDITION | send token_ids: the executor has no tokenizer |
         | CHAT_TEMPLATE_UNAVAILABLE      | FAILED_PRECONDITION | send text or token_ids                        |
         | EXECUTOR_UNAVAILABLE           | UNAVAILABLE         | retry after RetryInfo                         |
         | DRAINING                       | UNAVAILABLE         | retry on another instance                     |
         | READER_TOO_SLOW                | ABORTED             | read the stream as it comes                   |
         | LOGITS_NOT_FINITE              | ABORTED             | the model overflows on this text: use a wider dtype |
+        | STEP_FAILED                    | ABORTED             | executors refuse or die of this call: see their logs |
         | MODEL_CHANGED                  | FAILED_PRECONDITION | the executor came back with another: call again |
-        | INTERNAL                       | INTERNAL            | a fault of the service: see its log           |
+        | RESULT_LOST                    | ABORTED             | a fault of the service: call again, see its log |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +133,14 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Missing associated documentation comment in .proto file."""
+    """Every rpc of this service can also end with:
+
+    | Error             | Code               | Recovery                                    |
+    |-------------------|--------------------|---------------------------------------------|
+    | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
+    | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
+    | INTERNAL          | INTERNAL           | a fault of the service: see its log         |
+    """
 
     @staticmethod
     def Generate(request,
