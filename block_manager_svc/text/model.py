@@ -26,6 +26,8 @@ class TextModel:
         self._chat = chat
         self._chat_missing = chat_missing
         self._silent = _silent(tokenizer, vocab_size)
+        # Characters of the longest token: no text is fewer tokens than its characters divided by this.
+        self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], vocab_size: int) -> TextModel | None:
