@@ -15,7 +15,7 @@ from rpc_scripted import DEADLINE_S, TEXT_FILES, VOCAB, Refusal, Service, refusa
 from support.paper_executor import undisturbed
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.manager import Limits
+from block_manager_svc.manager import MAX_FRUITLESS, Limits
 from pagedkv.v1 import block_manager_pb2, generation_pb2
 from pagedkv.v1 import executor_link_pb2 as pb
 
@@ -72,6 +72,11 @@ async def goes_on(
     async with again.serving():
         assert await finished(call) == expected(n=n)
         assert list((await service.reads.Audit(block_manager_pb2.AuditRequest())).violations) == []
+
+
+async def _cut(service: Service, stream: LinkStream) -> None:
+    stream.call.cancel()
+    await until(lambda: service.manager.model is None, "the stream is gone")
 
 
 # --- the hello ------------------------------------------------------------------------------------------------------
@@ -514,6 +519,44 @@ async def test_a_refused_step_ends_the_stream_resets_and_calls_go_on() -> None:
         await goes_on(service, executor, call, n=2)
 
 
+async def test_a_step_that_is_refused_again_and_again_ends_its_calls_and_lets_the_others_go_on() -> None:
+    async with running_service(attached=False, limits=Limits(max_running=1)) as service:
+        executor = LinkExecutor(service)
+        stream = await executor.attach()
+        doomed = generate(service)
+        await stream.answer()
+        waiting = generate(service, PROMPT[::-1])
+        await until(lambda: service.manager.activity().waiting == 1, "the other call waits")
+        for _ in range(MAX_FRUITLESS):
+            assert not doomed.done()
+            step = await stream.step()
+            await stream.send(refusal=pb.Refusal(step_id=step.step_id, reason="BLOCK_MISSING"))
+            assert (await stream.refusal()).reason == "STEP_REFUSED"
+            stream = await executor.attach()
+        refusal = await refused_call(doomed)
+        assert (refusal.code, refusal.reason) == (Code.ABORTED, "STEP_FAILED")
+        assert refusal.numbers == {"tries": str(MAX_FRUITLESS)}
+        async with stream.serving():
+            assert await finished(waiting) == expected(PROMPT[::-1])
+
+
+@pytest.mark.parametrize("change", [{"id": "another"}, {"fingerprint": b"another"}], ids=str)
+async def test_a_new_boot_with_another_model_ends_the_calls_of_the_one_before(change: dict[str, object]) -> None:
+    async with running_service(attached=False) as service:
+        stream = await LinkExecutor(service, "a").attach()
+        call = generate(service)
+        await stream.answer()
+        await _cut(service, stream)
+        other = LinkExecutor(service, "b")
+        hello = other.hello()
+        hello.model.MergeFrom(pb.ModelDescription(**change))  # type: ignore[arg-type]
+        again = await other.attach(hello)
+        refusal = await refused_call(call)
+        assert (refusal.code, refusal.reason) == (Code.FAILED_PRECONDITION, "MODEL_CHANGED")
+        async with again.serving():
+            assert await finished(generate(service)) == expected()
+
+
 async def test_a_service_that_drains_ends_the_stream_and_takes_none() -> None:
     async with running_service(attached=False) as service:
         executor = LinkExecutor(service)
@@ -584,11 +627,6 @@ async def test_heartbeats_keep_an_executor_alive_that_has_nothing_else_to_say_an
 
 
 # --- exactly once ---------------------------------------------------------------------------------------------------
-
-
-async def _cut(service: Service, stream: LinkStream) -> None:
-    stream.call.cancel()
-    await until(lambda: service.manager.model is None, "the stream is gone")
 
 
 async def test_a_step_that_did_not_arrive_is_sent_again_byte_for_byte() -> None:
