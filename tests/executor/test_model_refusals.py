@@ -114,7 +114,7 @@ def test_a_path_of_nothing_and_a_file_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_model(tmp_path / "none", dtype=torch.float32, device=CPU, cache_dir=tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(ModelUnsupported, match="^MODEL_FORMAT_UNKNOWN: "):  # as the command line says it
+    with pytest.raises(ModelUnsupported, match=r"^MODEL_FORMAT_UNKNOWN: "):  # as the command line says it
         load_model(tmp_path / "model.onnx", dtype=torch.float32, device=CPU, cache_dir=tmp_path)
 
 
