@@ -271,6 +271,70 @@ def test_decodes_are_never_starved_by_a_long_prefill() -> None:
         assert len(world.tokens(short)) == before + 1
 
 
+def test_a_short_call_behind_a_long_prefill_starts_with_its_last_chunk_and_then_never_waits() -> None:
+    world = World(num_blocks=400, token_budget=16)
+    older = world.submit(prompt_of(90), 20)  # 5 chunks of 16, and 10 tokens
+    younger = world.submit(prompt_of(3, 1), 20)
+    youngest = world.submit(prompt_of(90, 2), 5)
+    for _ in range(5):
+        world.step()
+        assert world.received == {older: [], younger: [], youngest: []}
+    for count in range(1, 7):
+        world.step()
+        assert [len(world.tokens(call)) for call in (older, younger, youngest)] == [count, count, 0]
+    world.run()
+    for call in (older, younger, youngest):
+        world.assert_undisturbed(call)
+
+
+def test_a_step_sends_the_tables_of_new_rows_and_after_that_only_new_blocks() -> None:
+    world = World(block_size=4)
+    lengths = [5, 6, 8, 12, 1]
+    for salt, length in enumerate(lengths):
+        world.submit(prompt_of(length, salt), 30)
+    sent = []
+    for _ in range(14):
+        plan = world.loop.plan()
+        assert plan is not None
+        deltas, batch = plan.deltas, plan.batch
+        sent.append(sorted(zip(deltas.row.tolist(), deltas.first.tolist(), deltas.count.tolist(), strict=True)))
+        if len(sent) == 1:
+            assert sent[0] == [(row, 0, -(-length // 4)) for row, length in enumerate(lengths)]
+        else:
+            crossed = zip(batch.row.tolist(), batch.start.tolist(), strict=True)
+            assert sent[-1] == [(row, start // 4, 1) for row, start in crossed if start % 4 == 0]
+        world.take(world.executor.execute(plan))
+    assert [] in sent  # a step in which no sequence crosses into a new block
+
+
+@pytest.mark.parametrize("again", ["preempted", "reset"])
+def test_hits_are_counted_at_first_admission_only(again: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reuse, hits = PageTable.reuse, []
+
+    def spying(self: PageTable, sequence: int) -> int:
+        hits.append(reuse(self, sequence))
+        return hits[-1]
+
+    monkeypatch.setattr(PageTable, "reuse", spying)
+    world = World(num_blocks=16, block_size=4)
+    world.submit(prompt_of(9), 1)
+    world.run()  # the prompt's two whole blocks can be found from now on
+    calls = [world.submit(prompt_of(9), 30) for _ in range(6)]
+    while not (world.loop.counters.preemptions if again == "preempted" else len(world.tokens(calls[0])) >= 8):
+        world.step()
+    first = {call: world.loop.call(call).cached_tokens for call in calls}
+    if again == "reset":
+        world.loop.plan()
+        assert world.loop.reset(world.new_table(), world.capacity(), b"") == {}
+        world.executor = PaperExecutor(world.num_blocks, world.block_size, world.max_rows, VOCAB)
+    world.run()
+    last = {call: world.loop.call(call).cached_tokens for call in calls}
+    assert first[calls[0]] == 8
+    assert all(last[call] == tokens for call, tokens in first.items() if tokens >= 0)
+    assert world.loop.counters.cached_tokens == sum(last.values())
+    assert sum(hits) > world.loop.counters.cached_tokens  # blocks were found again, which count no more
+
+
 def test_an_idle_pool_admits_a_call_that_just_fits() -> None:
     world = World(num_blocks=11, block_size=4)
     call = world.submit(prompt_of(39), 2)  # 40 slots, 10 blocks; the last token needs none
@@ -383,6 +447,27 @@ def test_a_reset_to_a_smaller_pool_or_another_model_names_the_calls_that_cannot_
     lost = world.loop.reset(world.new_table(), world.capacity(), b"another model")
     assert {call: why.reason for call, why in lost.items()} == {small: "MODEL_CHANGED"}
     assert world.loop.plan() is None
+
+
+def test_a_reset_to_a_smaller_pool_clamps_an_open_ended_call_anew_unless_it_is_past_that_already() -> None:
+    world = World(block_size=4)
+    short, long = world.submit(prompt_of(6), 0), world.submit(prompt_of(24, 1), 0)
+    for _ in range(8):
+        world.step()
+    assert world.loop.call(short).max_tokens == world.max_context - 6
+    before = world.tokens(short)
+    world.num_blocks = 8  # 7 of them usable: 28 slots, and one token that needs none
+    lost = world.loop.reset(world.new_table(), world.capacity(), b"")
+    assert {call: why.reason for call, why in lost.items()} == {long: "PROMPT_EXCEEDS_POOL"}
+    world.loop.cancel(long)
+    world.executor = PaperExecutor(world.num_blocks, world.block_size, world.max_rows, VOCAB)
+    world.run()
+    tokens = world.tokens(short)
+    assert tokens[: len(before)] == before
+    assert tokens == undisturbed(prompt_of(6), 29 - 6, seed=0, sample=0, vocab=VOCAB, stop=frozenset())
+    assert world.received[short][-1].finish is FinishReason.LENGTH
+    world.loop.cancel(short)
+    world.assert_all_free()
 
 
 @settings(max_examples=60, deadline=None)
