@@ -4,6 +4,8 @@ import json
 
 import pytest
 from support.tiny_models import byte_level_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument
 from block_manager_svc.text import chat
@@ -86,6 +88,23 @@ def test_renders_and_tokenizes_as_transformers_does(template: str, messages: lis
     how = {"chat_template": template, "add_generation_prompt": True}
     assert model.render_chat(messages) == HF.apply_chat_template(messages, tokenize=False, **how)
     assert model.encode_chat(messages).tolist() == HF.apply_chat_template(messages, **how)["input_ids"]
+
+
+def test_a_tokenizer_that_adds_bos_by_itself_adds_none_to_what_the_template_wrote() -> None:
+    tokenizer = Tokenizer.from_str(HF.backend_tokenizer.to_str())
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    files = {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "chat_template.jinja": HF.chat_template.encode(),
+        "special_tokens.json": json.dumps(HF.special_tokens_map).encode(),
+    }
+    model = TextModel.from_files(files, len(HF))
+    assert model is not None
+    assert model.encode("Hi!")[0] == bos
+    ids = model.encode_chat(CHATS["one user"]).tolist()
+    assert ids == HF.apply_chat_template(CHATS["one user"], add_generation_prompt=True)["input_ids"]
+    assert (ids[0], ids.count(bos)) == (bos, 1)
 
 
 @pytest.mark.parametrize(
