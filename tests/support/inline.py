@@ -64,6 +64,7 @@ class Inline:
         self.loop = StepLoop(self.table, Capacity(loaded.max_context, max_rows, token_budget, 1000, loaded.vocab_size))
         self.engine = Engine(loaded, geometry, limits, device)
         self._admission = Admission(geometry, limits)
+        self.most_rows = 0  # in one step's batch
         self._steps = 0
         self._logits: torch.Tensor | None = None
         if keep_logits:
@@ -78,6 +79,7 @@ class Inline:
         out = {call: Generated() for call in calls}
         while (plan := self.loop.plan()) is not None:
             self._steps += 1
+            self.most_rows = max(self.most_rows, len(plan.batch.row))
             step = step_from_body(self._steps, step_body(plan, self._steps))
             self._admission.admit(step)
             result, _ = self.engine.execute(step)
