@@ -358,7 +358,10 @@ class Manager:
             self._fail(call, why)
 
     def _give_up_on_fruitless_steps(self) -> None:
-        """Ends the calls of a step that executors refuse or die of, again and again: the others can go on."""
+        """Ends the calls of a step that executors refuse or die of, again and again: the others can go on.
+
+        All calls of the last of these steps, since which of them is the cause is not known.
+        """
         assert self._loop is not None
         suspects = sorted(self._loop.calls_in_flight())
         if not suspects:

@@ -51,8 +51,18 @@ def plan_of(body: pb.StepBody) -> StepPlan:
 
 
 class LinkExecutor:
-    def __init__(self, service: Service, boot_id: str = "a", files: Mapping[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        boot_id: str = "a",
+        files: Mapping[str, bytes] | None = None,
+        *,
+        num_blocks: int = NUM_BLOCKS,
+        fingerprint: bytes = b"",
+    ) -> None:
         self.boot_id = boot_id
+        self.num_blocks = num_blocks
+        self.fingerprint = fingerprint
         self.files = dict(files or {})
         self.service_id = ""
         self.epoch = 0
@@ -64,14 +74,14 @@ class LinkExecutor:
         self.digest = NO_DIGEST
         self.durable = 0
         self.kept: dict[int, pb.StepResult] = {}
-        self._paper = PaperExecutor(NUM_BLOCKS, BLOCK_SIZE, MAX_ROWS, VOCAB)
+        self._paper = PaperExecutor(self.num_blocks, BLOCK_SIZE, MAX_ROWS, VOCAB)
 
     def hello(self) -> pb.Hello:
         return pb.Hello(
             rank=0,
             world_size=1,
             geometry=pb.Geometry(
-                num_blocks=NUM_BLOCKS,
+                num_blocks=self.num_blocks,
                 num_host_blocks=3,
                 block_size=BLOCK_SIZE,
                 num_layers=1,
@@ -88,7 +98,9 @@ class LinkExecutor:
             max_rows=MAX_ROWS,
             max_batch_tokens=64,
             max_blocks_per_row=NUM_BLOCKS - 1,
-            model=pb.ModelDescription(id="paper", vocab_size=VOCAB, max_context=200, eos_token_ids=[1]),
+            model=pb.ModelDescription(
+                id="paper", vocab_size=VOCAB, max_context=200, eos_token_ids=[1], fingerprint=self.fingerprint
+            ),
             attachments=[announced(name, data) for name, data in self.files.items()],
         )
 

@@ -206,6 +206,19 @@ async def test_text_that_is_not_utf8_is_an_invalid_argument_of_generate() -> Non
         assert refusal_of(caught.value).reason == "MESSAGE_MALFORMED"
 
 
+async def test_what_a_refusal_echoes_is_cut_so_that_its_details_reach_the_caller() -> None:
+    async with running_service() as service:
+        message = request()
+        message.model = "x" * 5000
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in service.generation.Generate(message)]
+        refusal = refusal_of(caught.value)
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert refusal.numbers == {"model": "x" * 99 + "…", "served": "tiny"}
+        assert refusal.message.startswith("no model 'xxx")
+        assert len(refusal.message) == 1000
+
+
 async def test_a_caller_that_goes_while_it_is_refused_leaves_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async with running_service(write_timeout=0.05, num_blocks=8192) as service:
         async with grpc.aio.insecure_channel(service.address) as channel:
