@@ -106,6 +106,11 @@ class GenerationServiceServicer:
     def ListModels(self, request, context):
         """Names the models that this service can generate with, and their limits.
         An empty list means that no executor is attached.
+
+        | Error    | Code              | Recovery                                   |
+        |----------|-------------------|--------------------------------------------|
+        | INTERNAL | INTERNAL          | a fault of the service: see its log        |
+        | -        | DEADLINE_EXCEEDED | the caller's own deadline passed: call again |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
