@@ -41,6 +41,11 @@ you do not know an answer you say so and suggest whom to ask. You close with a q
 look more closely at what is in front of them."""
 
 
+# Tokens that one step computes at most. A prefix can be found only once it has been computed: with the default, all
+# eight prompts fit into one step, and their order of arrival decides how many compute the system prompt anew.
+TOKEN_BUDGET = 256
+
+
 @dataclass(slots=True)
 class Call:
     """One prompt, and the text of its samples so far."""
@@ -82,7 +87,11 @@ class Programs:
         executor_address = f"127.0.0.1:{free_port()}"
         self.executor_log = logs / "gpu-executor.log"
         self._processes: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
-        self._launch("block_manager_svc", logs / "block-manager.log", ["--listen", self.address])
+        self._launch(
+            "block_manager_svc",
+            logs / "block-manager.log",
+            ["--listen", self.address, "--token-budget", str(TOKEN_BUDGET)],
+        )
         self._launch(
             "gpu_executor",
             self.executor_log,
@@ -155,7 +164,7 @@ class Sampling(TypedDict):
     n: int
 
 
-async def run(client: AsyncClient, call: Call, max_tokens: int, first_token: asyncio.Event) -> None:
+async def run(client: AsyncClient, call: Call, max_tokens: int) -> None:
     """Streams one call into its texts."""
     sampling = Sampling(max_tokens=max_tokens, temperature=0.6, top_p=0.9, seed=7, n=call.n)
     if call.system:
@@ -165,7 +174,6 @@ async def run(client: AsyncClient, call: Call, max_tokens: int, first_token: asy
         stream = client.generate(call.prompt, **sampling)
     async with stream:
         async for piece in stream:
-            first_token.set()
             call.texts[piece.sample] += piece.text
             if piece.finish_reason is not None:
                 call.finished.add(piece.sample)
@@ -227,8 +235,8 @@ def picture(console: Console) -> Columns:
         done = len(call.finished) == call.n
         return Panel(
             shown[:-1],
-            title=f"{i + 1}  {call.title}",
-            subtitle=" ".join(call.prompt.split()),
+            title=Text(f"{i + 1}  {' '.join(call.prompt.split())}"),
+            subtitle=call.title,
             title_align="left",
             subtitle_align="left",
             border_style="green" if done else "dim",
@@ -274,18 +282,17 @@ async def demo(options: Options, programs: Programs, console: Console) -> None:
     async with AsyncClient(programs.address) as client:
         await wait_until_serving(client, programs, console)
         (model,) = await client.models()
-        console.print(
-            f"{model.id}: sending {len(CALLS)} prompts. The first goes ahead until its first token is there: "
-            "a prefix can be found only once it has been computed.\n"
-        )
+        console.print(f"{model.id}: sending {len(CALLS)} prompts at once\n")
+        if not console.is_terminal:  # there, each panel has its prompt as title
+            for i, call in enumerate(CALLS, 1):
+                prompt = " ".join(call.prompt.split())
+                console.print(f"[{i}] {prompt}  ({call.title})", markup=False, highlight=False, soft_wrap=True)
+            console.print()
         began = time.monotonic()
         try:
             async with screen(console), asyncio.TaskGroup() as group:
-                first_token = asyncio.Event()
-                group.create_task(run(client, CALLS[0], options.max_tokens, first_token))
-                await first_token.wait()
-                for call in CALLS[1:]:
-                    group.create_task(run(client, call, options.max_tokens, first_token))
+                for call in CALLS:
+                    group.create_task(run(client, call, options.max_tokens))
         except* PagedKvError as failed:
             sys.exit("\n".join(f"a call failed: {error}" for error in failed.exceptions))
         seconds = time.monotonic() - began
