@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from gpu_executor.engine import Engine
@@ -21,7 +23,6 @@ from gpu_executor.link.client import MAX_MESSAGE_BYTES
 from gpu_executor.link.convert import PIECE_BYTES
 from gpu_executor.link.follower import Follower
 from pagedkv.v1 import executor_pb2 as pb
-from pagedkv.v1 import executor_pb2_grpc
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 LIVE = "live"
@@ -29,22 +30,37 @@ LIVE = "live"
 
 MAX_SLOTS = 65_536
 MAX_WAIT_S = 60.0
-_WORKERS = 40
-_READS = 32  # the rest of the workers stays free for health and reflection
+MAX_REPLY_S = 60.0
+MAX_REFLECTION_S = 60.0
+_READS = 32  # at a time; each holds a worker
+_REFLECTIONS = 8  # streams at a time; each holds a worker
+_WORKERS = _READS + _REFLECTIONS + 8  # the rest stays free for health, and to refuse what is too many
 _PIECE_ROOM = 4096  # for what surrounds K and V in a piece
 
 Code = grpc.StatusCode
 
 
-class Servicer(executor_pb2_grpc.ExecutorServiceServicer):
-    def __init__(self, follower: Follower, engine: Engine) -> None:
+class Servicer:
+    """max_reply_s: how long a caller may take to read a reply, before the call is cancelled."""
+
+    def __init__(self, follower: Follower, engine: Engine, max_reply_s: float = MAX_REPLY_S) -> None:
         self._follower = follower
         self._engine = engine
+        self._max_reply_s = max_reply_s
         self._reads = threading.BoundedSemaphore(_READS)
 
-    def ReadKv(self, request: pb.ReadKvRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadKvResponse]:  # noqa: N802
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """As the generated one, but for bytes that are no request."""
+        method = grpc.unary_stream_rpc_method_handler(self.ReadKv, _decode, pb.ReadKvResponse.SerializeToString)
+        return grpc.method_handlers_generic_handler(SERVICE, {"ReadKv": method})
+
+    def ReadKv(  # noqa: N802
+        self, request: pb.ReadKvRequest | DecodeError, context: grpc.ServicerContext
+    ) -> Iterator[pb.ReadKvResponse]:
+        if isinstance(request, DecodeError):
+            _abort(context, Code.INVALID_ARGUMENT, "MESSAGE_MALFORMED", f"the request is no ReadKvRequest: {request}")
         if not self._reads.acquire(blocking=False):
-            _abort(context, Code.RESOURCE_EXHAUSTED, "TOO_MANY_READS", f"{_READS} reads wait already", limit=_READS)
+            _abort(context, Code.RESOURCE_EXHAUSTED, "TOO_MANY_READS", f"{_READS} reads are under way", limit=_READS)
         try:
             yield from self._read_kv(request, context)
         finally:
@@ -81,18 +97,19 @@ class Servicer(executor_pb2_grpc.ExecutorServiceServicer):
             _abort(context, Code.FAILED_PRECONDITION, "EPOCH_STALE", "the pool was reset meanwhile")
         k, v = values
         each = max(1, (PIECE_BYTES - _PIECE_ROOM) // (k.shape[1] + v.shape[1]))
-        for first in range(0, len(slots), each):
-            piece = slice(first, first + each)
-            yield pb.ReadKvResponse(
-                first=first,
-                count=len(k[piece]),
-                dtype=geometry.dtype,
-                num_kv_heads=geometry.num_kv_heads,
-                key_head_dim=geometry.key_head_dim,
-                value_head_dim=geometry.value_head_dim,
-                k=k[piece].tobytes(),
-                v=v[piece].tobytes(),
-            )
+        with _cancelled_after(self._max_reply_s, context):
+            for first in range(0, len(slots), each):
+                piece = slice(first, first + each)
+                yield pb.ReadKvResponse(
+                    first=first,
+                    count=len(k[piece]),
+                    dtype=geometry.dtype,
+                    num_kv_heads=geometry.num_kv_heads,
+                    key_head_dim=geometry.key_head_dim,
+                    value_head_dim=geometry.value_head_dim,
+                    k=k[piece].tobytes(),
+                    v=v[piece].tobytes(),
+                )
 
     def _checked_slots(self, request: pb.ReadKvRequest, context: grpc.ServicerContext) -> np.ndarray:
         geometry = self._engine.geometry
@@ -157,6 +174,44 @@ class Servicer(executor_pb2_grpc.ExecutorServiceServicer):
         )
 
 
+class _Reflection:
+    """Few streams at a time and none for long: one that asks nothing would keep its thread for ever."""
+
+    def __init__(self, service_names: list[str], max_stream_s: float) -> None:
+        self._inner: Any = reflection.ReflectionServicer(service_names)
+        self._max_stream_s = max_stream_s
+        self._streams = threading.BoundedSemaphore(_REFLECTIONS)
+
+    def ServerReflectionInfo(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        if not self._streams.acquire(blocking=False):
+            context.abort(Code.RESOURCE_EXHAUSTED, f"{_REFLECTIONS} reflection streams are open: try again")
+        try:
+            with _cancelled_after(self._max_stream_s, context):
+                yield from self._inner.ServerReflectionInfo(request_iterator, context)
+        finally:
+            self._streams.release()
+
+
+@contextlib.contextmanager
+def _cancelled_after(seconds: float, context: grpc.ServicerContext) -> Iterator[None]:
+    """A caller that neither reads nor writes blocks its call's thread; only cancelling the call wakes that up."""
+    timer = threading.Timer(seconds, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _decode(data: bytes) -> pb.ReadKvRequest | DecodeError:
+    """gRPC turns what a deserializer raises into INTERNAL; so an error is returned, and the servicer refuses it."""
+    try:
+        return pb.ReadKvRequest.FromString(data)
+    except DecodeError as error:
+        return error
+
+
 def _abort(
     context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str, **numbers: object
 ) -> NoReturn:
@@ -173,15 +228,23 @@ def _abort(
 class ExecutorServer:
     """Serves on `listen` from `start` to `stop`; health follows the link."""
 
-    def __init__(self, listen: str, follower: Follower, engine: Engine) -> None:
+    def __init__(
+        self,
+        listen: str,
+        follower: Follower,
+        engine: Engine,
+        *,
+        max_reply_s: float = MAX_REPLY_S,
+        max_reflection_s: float = MAX_REFLECTION_S,
+    ) -> None:
         """Binds. Raises OSError when the address cannot be had."""
         self._health = health.HealthServicer()
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="serve"), options=options)
-        servicer = Servicer(follower, engine)
-        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((Servicer(follower, engine, max_reply_s).handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        names = [SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names, max_reflection_s), self._server)
         try:
             self.port = self._server.add_insecure_port(listen)
         except RuntimeError as error:

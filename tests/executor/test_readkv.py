@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 from support.link_service import SERVICE_ID, LinkService, Steps, Stream
 from support.running_executor import BLOCK_SIZE, BLOCKS, Running, slots
 from support.waiting import wait_for
 
+from gpu_executor.link.server import ExecutorServer
 from pagedkv.v1 import executor_pb2 as pb
 from pagedkv.v1 import executor_pb2_grpc
 
@@ -56,13 +61,17 @@ def read(running: Running, timeout: float | None = 30, **changed: object) -> lis
 def refused(running: Running, **changed: object) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
     with pytest.raises(grpc.RpcError) as error:
         read(running, **changed)
-    status = rpc_status.from_call(error.value)
-    assert status is not None, error.value
+    return refusal_of(error.value)
+
+
+def refusal_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, error_details_pb2.ErrorInfo]:
+    status = rpc_status.from_call(error)
+    assert status is not None, error
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert info.domain == "pagedkv"
-    assert error.value.details()
-    return error.value.code(), info
+    assert error.details()
+    return error.code(), info
 
 
 def test_slots_come_in_the_order_asked_with_their_shape(running: Running, stream: Stream) -> None:
@@ -175,6 +184,70 @@ def test_reads_that_wait_are_bounded_and_leave_health_free(running: Running, str
     for call in waiting:
         call.cancel()
     wait_for(lambda: readable(running), 30, "a read that is not refused")
+
+
+def test_bytes_that_are_no_request_are_refused(running: Running) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        list(running.channel.unary_stream("/pagedkv.v1.ExecutorService/ReadKv")(b"\x0a\x02\xff\xfe", timeout=30))
+    code, info = refusal_of(error.value)
+    assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MESSAGE_MALFORMED")
+
+
+@contextmanager
+def short_limits(running: Running, **limits: float) -> Iterator[grpc.Channel]:
+    """A second server of the same executor, that waits for its callers less long; they buffer 64 KiB of a reply."""
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+    server = ExecutorServer("127.0.0.1:0", running.executor.follower, running.executor.engine, **limits)
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:
+        yield channel
+    server.stop()
+
+
+def test_replies_that_are_not_read_are_cancelled_and_make_room(running: Running, stream: Stream) -> None:
+    with short_limits(running, max_reply_s=2.0) as channel:
+        stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+        large = pb.ReadKvRequest(service_id=SERVICE_ID, epoch=1, after_step=1, slots=[4] * 8192)
+        unread = [stub.ReadKv(large) for _ in range(32)]
+        small = pb.ReadKvRequest(service_id=SERVICE_ID, epoch=1, after_step=1, slots=[4])
+
+        def reason() -> str:
+            try:
+                list(stub.ReadKv(small, timeout=30))
+            except grpc.RpcError as error:
+                return refusal_of(error)[1].reason
+            return ""
+
+        wait_for(lambda: reason() == "TOO_MANY_READS", 30, "all places are taken")
+        wait_for(lambda: reason() == "", 30, "there is room again")
+        codes = []
+        for call in unread:  # one whose time is not over yet comes whole; none ends early as if it had
+            try:
+                assert sum(piece.count for piece in call) == 8192
+            except grpc.RpcError as error:
+                codes.append(error.code())
+        assert set(codes) == {grpc.StatusCode.CANCELLED}
+
+
+def test_idle_reflection_streams_are_bounded_end_and_leave_health_free(running: Running) -> None:
+    with short_limits(running, max_reflection_s=2.0) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        over = threading.Event()
+
+        def nothing() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+            over.wait()
+            yield from ()
+
+        idle = [stub.ServerReflectionInfo(nothing()) for _ in range(60)]
+        try:
+            live = health_pb2.HealthCheckRequest(service="live")
+            assert health_pb2_grpc.HealthStub(channel).Check(live, timeout=30).status == 1
+            wait_for(lambda: not any(call.is_active() for call in idle), 30, "every stream has ended")
+        finally:
+            over.set()
+        codes = [call.code() for call in idle]
+        assert set(codes) == {grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert "grpc.health.v1.Health" in ProtoReflectionDescriptorDatabase(channel).get_services()
 
 
 def readable(running: Running) -> bool:

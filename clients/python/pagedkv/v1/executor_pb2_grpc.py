@@ -48,17 +48,20 @@ class ExecutorServiceServicer:
         """Reads K and V of slots, in the executor's order: after `after_step` has
         completed and between two steps. Waits for that step as long as the call's
         deadline allows (60 s when it has none). Replies come in pieces below 1 MiB, in the order
-        of `slots`; each names the range that it holds.
+        of `slots`; each names the range that it holds. A reply that is not read to
+        its end within 60 s is cancelled (CANCELLED, without a reason), so that it
+        does not keep others out.
 
         | Error                | Code                | Recovery                                             |
         |----------------------|---------------------|------------------------------------------------------|
         | EPOCH_STALE          | FAILED_PRECONDITION | the pool was reset since: read the tables again      |
         | NOT_ATTACHED         | FAILED_PRECONDITION | the executor follows no service now                  |
+        | MESSAGE_MALFORMED    | INVALID_ARGUMENT    | the bytes are no ReadKvRequest: use the same version |
         | SLOT_OUT_OF_RANGE    | INVALID_ARGUMENT    | slots lie in [0, num_blocks * block_size)            |
         | LAYER_OUT_OF_RANGE   | INVALID_ARGUMENT    | layers lie in [0, num_layers)                        |
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT    | ask in parts; the limit is in the numbers            |
         | STEP_NOT_REACHED     | DEADLINE_EXCEEDED   | that step was not completed in time                  |
-        | TOO_MANY_READS       | RESOURCE_EXHAUSTED  | 32 reads wait already: try again                     |
+        | TOO_MANY_READS       | RESOURCE_EXHAUSTED  | 32 reads are under way: try again                    |
         | STOPPING             | UNAVAILABLE         | the executor is about to end                         |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
