@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
+import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import CHAT_TEMPLATE, byte_level_tokenizer
+from support.tiny_models import CHAT_TEMPLATE, byte_level_tokenizer, save_tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpu_executor.model import fetch, gguf, load_model
@@ -138,6 +142,71 @@ def test_the_cache_goes_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     a.write_text("other weights")
     assert gguf.converted_folder(a, tmp_path) != first
     assert (tmp_path / "conversions").read_text() == "xx"
+
+
+def test_a_file_that_has_not_changed_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "_convert", slow_conversion)
+    hashed = []
+    digest = hashlib.file_digest
+
+    def counted(stream: Any, name: str) -> Any:
+        hashed.append(stream.name)
+        return digest(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    file = tmp_path / "model.gguf"
+    file.write_text("weights")
+    first = gguf.converted_folder(file, tmp_path)
+    assert gguf.converted_folder(file, tmp_path) == first
+    assert len(hashed) == 1
+    stat = file.stat()
+    file.write_text("WEIGHTS")  # of the same size
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert gguf.converted_folder(file, tmp_path) != first
+    assert len(hashed) == 2
+
+
+def test_end_tokens_that_only_the_generation_config_names(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
+    loaded = load_model(tmp_path, dtype=torch.float32, device=CPU, cache_dir=tmp_path / "cache")
+    assert loaded.eos_token_ids == (5, 9)
+
+
+def fingerprint_of(folder: Path) -> bytes:
+    return load_model(folder, dtype=torch.float32, device=CPU, cache_dir=folder / "cache").fingerprint
+
+
+def test_a_fingerprint_is_of_what_the_model_computes_with_and_not_of_its_name(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path / "a")
+    assert fingerprint_of(folder) == fingerprint_of(folder)
+    shutil.copytree(folder, tmp_path / "b")
+    assert fingerprint_of(tmp_path / "b") == fingerprint_of(folder)
+
+
+def other_weights(folder: Path) -> None:
+    save_tiny_llama(folder, seed=1)
+
+
+def other_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+
+
+def other_tokenizer(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    del tokenizer["model"]["merges"][-1]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("change", [other_weights, other_config, other_tokenizer])
+def test_another_model_has_another_fingerprint(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    before = fingerprint_of(save_tiny_llama(tmp_path))
+    change(tmp_path)
+    assert fingerprint_of(tmp_path) != before
 
 
 def test_a_fetched_model_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
