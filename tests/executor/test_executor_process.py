@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -204,3 +205,21 @@ def test_what_cannot_start_says_why_in_one_line_and_exits_with_2(
     assert last.startswith("gpu-executor: ")
     assert line in last
     assert "Traceback" not in process.stderr()
+
+
+def test_a_folder_that_is_no_model_is_one_line(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    process = start(PLAIN, "--model", str(tmp_path / "empty"))
+    assert process.wait() == 2
+    last = process.stderr().splitlines()[-1]
+    assert last.startswith(f"gpu-executor: MODEL_UNREADABLE: {tmp_path / 'empty'} is not a model")
+    assert "Traceback" not in process.stderr()
+
+
+def test_a_port_that_is_taken_is_found_out_before_the_model_is_loaded(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        process = start(PLAIN, "--listen", address)
+        assert process.wait() == 2
+    assert process.stderr().splitlines()[-1].startswith(f"gpu-executor: cannot listen on {address}")
+    assert "loading model" not in process.stderr()
