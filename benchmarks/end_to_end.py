@@ -21,7 +21,7 @@ from benchmarks.stack import running
 from pagedkv import AsyncClient
 
 BATCHES = (1, 8, 32)
-REPEATS = 3
+REPEATS = 2
 EQUAL_PROMPT, EQUAL_NEW = 128, 64
 
 
