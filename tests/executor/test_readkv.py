@@ -205,9 +205,9 @@ def short_limits(running: Running, **limits: float) -> Iterator[grpc.Channel]:
 
 
 def test_replies_that_are_not_read_are_cancelled_and_make_room(running: Running, stream: Stream) -> None:
-    with short_limits(running, max_reply_s=2.0) as channel:
+    with short_limits(running, max_reply_s=8.0) as channel:
         stub = executor_pb2_grpc.ExecutorServiceStub(channel)
-        large = pb.ReadKvRequest(service_id=SERVICE_ID, epoch=1, after_step=1, slots=[4] * 8192)
+        large = pb.ReadKvRequest(service_id=SERVICE_ID, epoch=1, after_step=1, slots=[4] * 65_536)
         unread = [stub.ReadKv(large) for _ in range(32)]
         small = pb.ReadKvRequest(service_id=SERVICE_ID, epoch=1, after_step=1, slots=[4])
 
@@ -218,12 +218,15 @@ def test_replies_that_are_not_read_are_cancelled_and_make_room(running: Running,
                 return refusal_of(error)[1].reason
             return ""
 
-        wait_for(lambda: reason() == "TOO_MANY_READS", 30, "all places are taken")
+        begun = [next(call).count for call in unread]  # all are under way, and none is read to its end
+        assert reason() == "TOO_MANY_READS"
         wait_for(lambda: reason() == "", 30, "there is room again")
         codes = []
-        for call in unread:  # one whose time is not over yet comes whole; none ends early as if it had
+        for call, count in zip(
+            unread, begun, strict=True
+        ):  # one whose time is not over yet comes whole; none ends early as if it had
             try:
-                assert sum(piece.count for piece in call) == 8192
+                assert count + sum(piece.count for piece in call) == 65_536
             except grpc.RpcError as error:
                 codes.append(error.code())
         assert set(codes) == {grpc.StatusCode.CANCELLED}
