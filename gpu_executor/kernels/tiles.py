@@ -19,9 +19,10 @@ from gpu_executor.kernels.plan import Decode, Plan, Prefill, Rows, Tile
 # Query tokens of a prefill that are scored at once, against the keys that the last of them sees.
 QUERY_TILE = 256
 
-# numpy has no bfloat16; a gather only moves bits.
+# The operator behind torch's scaled_dot_product_attention on CPUs: that one does not give the log-sum-exp.
 _fused_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
+# numpy has no bfloat16; a gather only moves bits.
 _BITS = {2: torch.int16, 4: torch.float32, 8: torch.float64}
 
 
