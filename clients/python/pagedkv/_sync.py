@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagedkv import _convert
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
+from pagedkv._interrupts import Apart, run_apart
 from pagedkv._types import (
     Audit,
     BlockTable,
@@ -39,6 +41,7 @@ class Stream(Iterator[Piece]):
     """
 
     def __init__(self, call: Any, address: str, timeout: float | None) -> None:
+        self._apart: Apart[Any] = Apart()
         self._call = call
         self._address = address
         self._timeout = timeout
@@ -57,6 +60,7 @@ class Stream(Iterator[Piece]):
         if not self._ended:
             self._cancelled = True
             self._call.cancel()
+        self._apart.close()
 
     def __next__(self) -> Piece:
         while not self._cancelled and not self._ended:
@@ -68,7 +72,7 @@ class Stream(Iterator[Piece]):
     def _receive(self) -> None:
         """Waits for the next message, or for the end."""
         try:
-            response = next(self._call, None)
+            response = self._apart.run(partial(next, self._call, None))
             if response is not None:
                 self._ready.extend(_convert.pieces(response))
                 self._usage = _convert.usage(response) or self._usage
@@ -139,7 +143,8 @@ class Client:
         """
         request = _convert.generate_request(prompt, chat, token_ids, model, sampling)
         self._check_open()
-        return Stream(self._generation.Generate(request, timeout=timeout), self.address, timeout)
+        call = run_apart(partial(self._generation.Generate, request, timeout=timeout))
+        return Stream(call, self.address, timeout)
 
     def complete(
         self,
@@ -209,7 +214,7 @@ class Client:
         self._check_open()
         timeout = self.timeout if timeout is None else timeout
         try:
-            return method(request, timeout=timeout)
+            return run_apart(partial(method, request, timeout=timeout))
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address, timeout) from error
 
