@@ -42,13 +42,29 @@ def column(values: Integers, name: str, length: int) -> I64:
     return array
 
 
-def check_length(array: NDArray[np.integer], name: str, length: int) -> None:
+def count_column(values: Integers, name: str, length: int) -> I64:
+    """`column` of counts, each in [0, 2**31)."""
+    array = column(values, name, length)
+    wrong = (array < 0) | (array > _I32_MAX)
+    if b"\1" in wrong.tobytes():
+        place = int(wrong.nonzero()[0][0])
+        count = int(array[place])
+        raise InvalidArgument(
+            "COUNT_OUT_OF_RANGE",
+            f"{name} has {count} at {place}: at least 0, at most {_I32_MAX}",
+            count=count,
+            place=place,
+        )
+    return array
+
+
+def check_length(array: NDArray[np.integer], name: str, length: int, what: str = "for its sequences") -> None:
     if array.size != length:
         raise InvalidArgument(
             "UNEQUAL_COLUMNS",
-            f"{name} has {array.size} values for {length} sequences",
+            f"{name} has {array.size} values, {length} {what} are asked for",
             values=array.size,
-            sequences=length,
+            expected=length,
         )
 
 

@@ -13,7 +13,12 @@ def audit(sequences: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     wrong = _rows(sequences, pool.num_blocks, block_size)
     if wrong:  # what follows reads through the rows
         return wrong
-    return _references(sequences, pool) + _places(pool) + _counts(pool) + _contents(sequences, pool, block_size)
+    return (
+        _references(sequences, pool, block_size)
+        + _places(pool)
+        + _counts(pool)
+        + _contents(sequences, pool, block_size)
+    )
 
 
 def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
@@ -22,8 +27,8 @@ def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
     for row in s.alive().tolist():
         name = f"sequence {s.id[row]}"
         length, computed, writable, blocks = (int(c[row]) for c in (s.length, s.computed, s.writable, s.blocks))
-        if not 0 <= computed <= writable <= length:
-            wrong.append(f"{name} has {computed} computed of {writable} writable of {length} positions")
+        if not 0 <= computed <= min(writable, length):
+            wrong.append(f"{name} has {computed} computed of {length} known and {writable} writable positions")
         if writable > blocks * block_size:
             wrong.append(f"{name} has {writable} writable positions in {blocks} blocks of {block_size}")
         if length > s.tokens.capacity[row]:
@@ -37,8 +42,8 @@ def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
     return wrong
 
 
-def _references(s: Sequences, pool: BlockPool) -> list[str]:
-    """refcount = table references; no table names a block twice."""
+def _references(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
+    """refcount = table references; no table names a block twice; what holds nothing computed is its table's own."""
     wrong = []
     named = np.zeros(pool.num_blocks, np.int64)
     for row in s.alive().tolist():
@@ -46,6 +51,12 @@ def _references(s: Sequences, pool: BlockPool) -> list[str]:
         blocks, times = np.unique(table, return_counts=True)
         wrong += [f"the table of sequence {s.id[row]} names block {b} twice" for b in blocks[times > 1]]
         np.add.at(named, table, 1)
+        behind = table[-(-int(s.computed[row]) // block_size) :]
+        wrong += [
+            f"block {b} of sequence {s.id[row]} holds nothing computed: refcount {pool.refcount[b]}, "
+            f"{'sealed' if pool.sealed[b] else 'not sealed'}"
+            for b in behind[(pool.refcount[behind] > 1) | pool.sealed[behind]]
+        ]
     wrong += [
         f"block {b} has refcount {pool.refcount[b]}, {named[b]} table entries name it"
         for b in (pool.refcount != named).nonzero()[0]
@@ -105,7 +116,7 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     """Blocks hold what their holders think they hold.
 
     What is computed and full is sealed; an indexed block is found by its holders' tokens, behind their block before it;
-    two tables share a block only in the same place, where their tokens up to what is written of it are equal.
+    two tables share a block only in the same place, where their tokens up to what both have computed are equal.
     """
     wrong = []
     first_holder: dict[int, tuple[int, int]] = {}
@@ -116,13 +127,13 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
         full = int(s.computed[row]) // block_size
         node = int(s.root[row])
         for place, block in enumerate(table):
-            own = tokens[place * block_size : (place + 1) * block_size]
+            own = tokens[place * block_size : min((place + 1) * block_size, int(s.computed[row]))]
             if place < full and not pool.sealed[block]:
                 wrong.append(f"block {block} of {name} is full and computed, and not sealed")
             content = pool.index.content(block)
             if content is not None:
                 parent, held = content
-                if held != own.tobytes():
+                if not held.startswith(own.tobytes()):
                     wrong.append(f"block {block} is indexed with other tokens than {name} has at {place * block_size}")
                 if node and place < full and parent != node:
                     wrong.append(f"block {block} of {name} is indexed behind node {parent}, the block before is {node}")
@@ -133,8 +144,7 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
                 wrong.append(f"block {block} is entry {place} of {name} and {other_place} of sequence {s.id[other]}")
                 continue
             # Below this both have written, or found written, what the block holds.
-            end = (place + 1) * block_size
-            end = end if pool.sealed[block] else min(end, int(s.writable[row]), int(s.writable[other]))
+            end = min((place + 1) * block_size, int(s.computed[row]), int(s.computed[other]))
             theirs = s.tokens.values(other, int(s.length[other]))[place * block_size : end]
             if not np.array_equal(theirs, tokens[place * block_size : end]):
                 wrong.append(f"{name} and sequence {s.id[other]} share block {block}, their tokens differ before {end}")

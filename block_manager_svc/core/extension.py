@@ -48,16 +48,14 @@ def decide(s: Sequences, pool: BlockPool, size: int, rows: I64, computed: I64, u
     pages = (upto + (size - 1)) // size
     new = pages - blocks
     new *= new > 0
-    # Entries that exist and are written: logical blocks [first, min(blocks, pages)), none where upto == computed.
+    # Of the entries that exist and are written, only the first can be shared or sealed: those behind it hold nothing
+    # that is computed.
     first = computed // size
     at = ((first < blocks) & (computed < upto)).nonzero()[0]
     needed = new
     copied = copied_entry = copied_block = rewritten = _NONE
     if at.size:
         entry = first[at]
-        if b"\1" in (pages - first > 1).tobytes():  # some may write to several
-            written = np.minimum(blocks, pages)[at] - entry
-            at, entry = np.repeat(at, written), ranges(entry, written)
         block = s.tables.data[s.tables.start[rows[at]] + entry].astype(np.int64)
         refcount = pool.refcount[block]
         shared = refcount > 1

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from block_manager_svc.core.arguments import Integers, check_length, column, integers, token_ids
+from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.results import BlockStates, Counters, Extended, Match, Sharing, Tables
+from block_manager_svc.core.ragged import ranges
+from block_manager_svc.core.results import BlockStates, Counters, Extended, Grown, Match, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
+from block_manager_svc.core.tail import give_back, slots, surplus
 
 
 class PageTable:
@@ -140,18 +142,89 @@ class PageTable:
         s.length[rows] = longer
         self.revision += 1
 
+    def grow(self, sequences: Integers, counts: Integers, tokens: Integers, lookahead: Integers) -> Grown:
+        """Adds counts[i] of `tokens` to each, and makes all that is not computed and lookahead[i] slots more writable.
+
+        tokens: int32, those of one sequence after those of another. Afterwards a table has the blocks for
+        length + lookahead positions, neither more nor less: what an earlier lookahead did not use comes back.
+        Copies as `extend` does. All or nothing: OutOfBlocks if free and evictable blocks and those that come back
+        together fall short.
+        """
+        ids = integers(sequences, "sequences")
+        count = count_column(counts, "counts", ids.size)
+        ahead = count_column(lookahead, "lookahead", ids.size)
+        content = token_ids(tokens)
+        check_length(content, "tokens", int(count.sum()), "that the counts add up to")
+        s, size = self._sequences, self.block_size
+        rows = s.rows(ids)
+        length, writable = s.length[rows], s.writable[rows]
+        longer = length + count
+        upto = longer + ahead
+        plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
+        pages = (upto + (size - 1)) // size
+        back = surplus(s, rows, pages)
+        if plan.total > self._pool.available() + back.size:
+            raise OutOfBlocks(plan.total, self._pool.available() + back.size)
+        give_back(s, self._pool, rows, pages, back)
+        if content.size:
+            s.tokens.reserve(rows, length, longer)
+            s.tokens.data[ranges(s.tokens.start[rows] + length, count)] = content
+            s.length[rows] = longer
+        s.writable[rows] = upto
+        extended = carry_out(plan, s, self._pool)
+        self._pool.note_peaks()
+        self.revision += 1
+        first = np.minimum(length, writable)
+        indptr = np.zeros(ids.size + 1, np.int64)
+        np.cumsum(upto - first, out=indptr[1:])
+        return Grown(extended, indptr, slots(s, size, rows, first, upto))
+
+    def truncate(self, sequences: Integers, lengths: Integers) -> None:
+        """Forgets the tokens from position lengths[i] on (rejected drafts), and gives back the blocks behind.
+
+        What was computed below stays. A block that is sealed and only partly kept can be found until it is written.
+        InvalidArgument LENGTH_OUT_OF_RANGE: not within 1 and the tokens that are known.
+        """
+        s, size = self._sequences, self.block_size
+        ids = integers(sequences, "sequences")
+        to = column(lengths, "lengths", ids.size)
+        rows = s.rows(ids)
+        length = s.length[rows]
+        wrong = ((to < 1) | (to > length)).nonzero()[0]
+        if wrong.size:
+            sequence, asked, known = (int(values[wrong[0]]) for values in (ids, to, length))
+            raise InvalidArgument(
+                "LENGTH_OUT_OF_RANGE",
+                f"sequence {sequence} cut to {asked} tokens: at least 1, at most the {known} that it has",
+                sequence=sequence,
+                asked=asked,
+                length=known,
+            )
+        computed = s.computed[rows]
+        kept = np.minimum(computed, to)
+        pages = (to + (size - 1)) // size
+        shorter = rows[kept // size < computed // size]
+        s.length[rows] = to
+        s.computed[rows] = kept
+        s.writable[rows] = np.minimum(s.writable[rows], to)
+        for row in shorter.tolist():
+            s.node[row] = self._node_at(row)
+        give_back(s, self._pool, rows, pages, surplus(s, rows, pages))
+        self.revision += 1
+
     def commit(self, sequences: Integers, upto: Integers) -> None:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
 
-        InvalidArgument UPTO_NOT_WRITABLE: upto lies beyond what `extend` made writable.
+        InvalidArgument UPTO_NOT_WRITABLE: upto lies beyond the tokens known, or beyond what `extend` or `grow` made
+        writable.
         """
         s = self._sequences
         ids = integers(sequences, "sequences")
         to = column(upto, "upto", ids.size)
         rows = s.rows(ids)
         computed = s.computed[rows]
-        writable = s.writable[rows]
-        self._check_upto(ids, to, computed, writable, "UPTO_NOT_WRITABLE", "positions are writable")
+        limit = np.minimum(s.writable[rows], s.length[rows])
+        self._check_upto(ids, to, computed, limit, "UPTO_NOT_WRITABLE", "positions are known and writable")
         full = to // self.block_size
         before = computed // self.block_size
         crossing = (full != before).nonzero()[0]
@@ -161,24 +234,27 @@ class PageTable:
         self.revision += 1
 
     def fork(self, sequence: int, count: int = 1) -> I64:
-        """`count` new sequences with the same tokens, computed positions and blocks. Takes no block, copies nothing."""
+        """`count` new sequences with the same tokens, computed positions, and the blocks that hold these.
+
+        Takes no block, copies nothing. What the parent may have in flight, its lookahead included, stays its own.
+        """
         s = self._sequences
         parent = s.row(sequence)
         if count < 1:
             raise InvalidArgument("COUNT_OUT_OF_RANGE", f"{count} children: at least 1", count=count)
         children = np.array([s.add() for _ in range(count)], np.int64)
         parent, rows = s.row(sequence), s.rows(children)
-        length, blocks = int(s.length[parent]), int(s.blocks[parent])
+        length, blocks = int(s.length[parent]), -(-int(s.computed[parent]) // self.block_size)
         entries = s.tables.values(parent, blocks).copy()
         tokens = s.tokens.values(parent, length).copy()
         for row in rows.tolist():
             s.tokens.open(row, tokens)
             if blocks:
                 s.tables.open(row, entries)
-        for name in ("length", "computed", "blocks", "node", "root"):
+        for name in ("length", "computed", "node", "root"):
             values = getattr(s, name)
             values[rows] = values[parent]
-        # What the parent may have in flight is its own; a child is given slots of its own before it writes.
+        s.blocks[rows] = blocks
         s.writable[rows] = s.computed[parent]
         self._pool.share(entries.astype(np.int64), count)
         self._pool.note_peaks()
@@ -275,6 +351,19 @@ class PageTable:
         s = self._sequences
         whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
         return self._pool.index.find(int(s.root[row]), s.tokens.values(row, whole).tobytes())
+
+    def _node_at(self, row: int) -> int:
+        """The node that the row's computed full blocks end in."""
+        s, index = self._sequences, self._pool.index
+        full = int(s.computed[row]) // self.block_size
+        if not full:
+            return int(s.root[row])
+        last = index.node(int(s.tables.values(row, full)[-1]))
+        if last is not None:
+            return last
+        # The block is the double of a canonical one, which may be gone by now.
+        node, blocks = index.find(int(s.root[row]), s.tokens.values(row, full * self.block_size).tobytes())
+        return node if blocks.size == full else index.detached()
 
     def _check_upto(self, ids: I64, upto: I64, computed: I64, limit: I64, beyond: str, what: str) -> None:
         wrong = (upto < computed) | (upto > limit)

@@ -43,6 +43,10 @@ class PrefixIndex:
             node = self._roots[namespace] = self._new_node(0)
         return node
 
+    def detached(self) -> int:
+        """A node for what comes after blocks that are not found any more: nothing behind it is found either."""
+        return self._new_node(0)
+
     def find(self, node: int, tokens: bytes) -> tuple[int, I64]:
         """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way."""
         child = self._nodes.get

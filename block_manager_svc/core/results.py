@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from block_manager_svc.core.step import I32
+from block_manager_svc.core.step import I32, I64
 
 
 @dataclass(slots=True)
@@ -44,6 +44,19 @@ class Extended:
     delta_first: I32
     delta_count: I32
     delta_blocks: I32
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What `extended` says, and the slots (block * block_size + offset) of the positions that are new to write.
+
+    Sequence i owns slots[slot_indptr[i] : slot_indptr[i + 1]] (i64 both): those of its positions from the first that
+    was not yet known and writable through the end of its lookahead.
+    """
+
+    extended: Extended
+    slot_indptr: I64
+    slots: I64
 
 
 @dataclass(frozen=True, slots=True)

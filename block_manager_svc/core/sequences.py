@@ -22,7 +22,7 @@ class Sequences:
     id        0: the row is empty
     length    tokens known
     computed  positions whose K/V are written; what is full below it is sealed
-    writable  positions up to which the table may be written; computed <= writable <= length
+    writable  positions up to which the table may be written, beyond length by a lookahead; computed <= both
     blocks    entries of the block table
     node      of the prefix index, after computed // block_size blocks
     root      of the prefix index, the namespace's

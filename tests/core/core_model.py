@@ -138,20 +138,83 @@ class Model:
 
     def fork(self, sequence: int, child: int) -> None:
         s = self.sequences[sequence]
-        self.sequences[child] = ModelSequence(
-            list(s.tokens), s.namespace, s.computed, s.computed, list(s.table), s.node
-        )
+        held = s.table[: -(-s.computed // self.block_size)]
+        self.sequences[child] = ModelSequence(list(s.tokens), s.namespace, s.computed, s.computed, held, s.node)
+
+    def grow(
+        self, sequences: list[int], tokens: list[list[int]], lookahead: list[int]
+    ) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]], list[list[int]]] | None:
+        """What `extend` gives, and the slots that are new of each; None if there are too few blocks."""
+        chosen = [self.sequences[sequence] for sequence in sequences]
+        length = [len(s.tokens) + len(new) for s, new in zip(chosen, tokens, strict=True)]
+        upto = [n + ahead for n, ahead in zip(length, lookahead, strict=True)]
+        back = sum(max(len(s.table) - self._pages(to), 0) for s, to in zip(chosen, upto, strict=True))
+        if sum(len(mine) for mine in self.changes(sequences, upto)) > self.available() + back:
+            return None
+        first = [min(len(s.tokens), s.writable) for s in chosen]
+        for s, new, to in zip(chosen, tokens, upto, strict=True):
+            self._cut(s, self._pages(to))
+            s.tokens += new
+            s.writable = to
+        extended = self.extend(sequences, upto)
+        assert extended is not None
+        size = self.block_size
+        slots = [
+            [s.table[position // size] * size + position % size for position in range(start, to)]
+            for s, start, to in zip(chosen, first, upto, strict=True)
+        ]
+        return *extended, slots
+
+    def truncate(self, sequences: list[int], lengths: list[int]) -> None:
+        for sequence, length in zip(sequences, lengths, strict=True):
+            s = self.sequences[sequence]
+            if length // self.block_size < s.computed // self.block_size:
+                s.node = self._node_at(s, length // self.block_size)
+            s.tokens = s.tokens[:length]
+            s.computed = min(s.computed, length)
+            s.writable = min(s.writable, length)
+        # One command: its sequences give back one after another, and a block that several give back has its place in
+        # the order from the last of them.
+        given: list[int] = []
+        for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
+            s = self.sequences[sequence]
+            while len(s.table) > self._pages(length):
+                given.append(s.table.pop())
+        for i, block in enumerate(given):
+            if block not in given[i + 1 :] and self.refcount(block) == 0:
+                self._give_back(block)
+
+    def _node_at(self, s: ModelSequence, full: int) -> object:
+        """The node that its first `full` blocks end in; a new one if the index finds them no more."""
+        node: object = ("root", s.namespace)
+        if full and s.table[full - 1] in self.node_of:
+            return self.node_of[s.table[full - 1]]
+        for start in range(0, full * self.block_size, self.block_size):
+            block = self.index.get((node, tuple(s.tokens[start : start + self.block_size])))
+            if block is None:
+                return next(self._nodes)
+            node = self.node_of[block]
+        return node
+
+    def _pages(self, positions: int) -> int:
+        return -(-positions // self.block_size)
+
+    def _cut(self, s: ModelSequence, pages: int) -> None:
+        while len(s.table) > pages:  # the tail first
+            block = s.table.pop()
+            if self.refcount(block) == 0:
+                self._give_back(block)
+
+    def _give_back(self, block: int) -> None:
+        if block in self.node_of:
+            self.cached.append(block)
+        else:
+            self._unseal(block)
+            self.free_blocks.add(block)
 
     def drop(self, sequence: int) -> None:
         s = self.sequences[sequence]
-        while s.table:  # the tail first
-            block = s.table.pop()
-            if self.refcount(block) == 0:
-                if block in self.node_of:
-                    self.cached.append(block)
-                else:
-                    self._unseal(block)
-                    self.free_blocks.add(block)
+        self._cut(s, 0)
         s.computed = s.writable = 0
         s.node = ("root", s.namespace)
 
@@ -225,6 +288,10 @@ class Device:
         size = self.block_size
         for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
             self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
+        self.write(model, sequences, upto)
+
+    def write(self, model: Model, sequences: list[int], upto: list[int]) -> None:
+        """Writes K/V of positions [computed, upto[i]) of each."""
         for sequence, to in zip(sequences, upto, strict=True):
             s = model.sequences[sequence]
             for position in range(s.computed, to):

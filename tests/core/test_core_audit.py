@@ -170,8 +170,10 @@ def end_outside(table: PageTable) -> None:
         (reroot, r"block 2 of sequence 1 is indexed behind node \d+, the block before is \d+"),
         (set_token(1, 5, 99), r"block 2 is indexed with other tokens than sequence 1 has at 4"),
         # sequences
-        (set_column("computed", 1, 11), r"sequence 1 has 11 computed of 10 writable of 10 positions"),
-        (set_column("writable", 1, 9), r"sequence 1 has 10 computed of 9 writable"),
+        (set_column("computed", 1, 11), r"sequence 1 has 11 computed of 10 known and 10 writable positions"),
+        (set_column("writable", 1, 9), r"sequence 1 has 10 computed of 10 known and 9 writable"),
+        (set_column("computed", 1, 8), r"block 3 of sequence 1 holds nothing computed: refcount 2, not sealed"),
+        (set_column("computed", 1, 4), r"block 2 of sequence 1 holds nothing computed: refcount 2, sealed"),
         (set_column("blocks", 1, 2), r"sequence 1 has 10 writable positions in 2 blocks of 4"),
         (shrink("tokens"), r"sequence 1 has 10 tokens in room for 2"),
         (shrink("tables"), r"sequence 1 has 3 blocks in room for 2"),

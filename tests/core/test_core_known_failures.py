@@ -182,6 +182,19 @@ def test_9_equality_of_tokens_decides_not_a_hash(table: PageTable) -> None:
         assert table.tables([reader]).indices.tolist() == [i + 1]
 
 
+def test_10_rejected_drafts_are_never_found_and_their_blocks_return(table: PageTable) -> None:
+    a = table.create(prompt(*range(3)))
+    table.grow([a], [0], [], [9])
+    table.grow([a], [9], [90 + i for i in range(9)], [0])  # drafts, written and not committed
+    table.truncate([a], [4])  # one was right
+    table.commit([a], [4])
+    assert table.tables([a]).indices.tolist() == [1]
+    assert table.available() == 6
+    assert table.match(table.create(prompt(0, 1, 2, 90, 91, 92, 93, 94, 95))).tokens == 4
+    assert table.match(table.create(prompt(0, 1, 2, 91, 92))).tokens == 0
+    assert table.check() == []
+
+
 def test_15_what_can_never_fit_says_so_with_the_numbers(table: PageTable) -> None:
     """Even of an idle pool; the caller can fail it and go on with the next."""
     request = table.create(prompt(*range(29)))

@@ -7,6 +7,7 @@ import pytest
 from core_model import prompt, run
 
 from block_manager_svc.core import BlockStates, Match, PageTable, Sharing
+from block_manager_svc.core.errors import OutOfBlocks
 
 SIZE = 4
 
@@ -236,20 +237,110 @@ def test_copies_and_new_blocks_of_one_sequence_are_one_delta(table: PageTable) -
     assert extended.delta_blocks.tolist() == [3, 4, 5]
 
 
-def test_a_range_over_several_shared_blocks_copies_each(table: PageTable) -> None:
+def test_a_fork_shares_what_is_computed_and_leaves_the_rest_to_its_parent(table: PageTable) -> None:
     parent = table.create(prompt(*range(14)))
     run(table, parent, 2)
     table.extend([parent], [14])  # made writable, not written
     child, other = table.fork(parent, 2).tolist()
-    assert table.tables([child]).indices.tolist() == [1, 2, 3, 4]
-    assert table.tables([child]).last_page_len.tolist() == [0]
+    assert table.tables([child]).indices.tolist() == [1]
+    assert table.tables([child]).last_page_len.tolist() == [2]
     assert table.blocks_needed([child], [10]).tolist() == [3]
     extended = table.extend([child, other], [10, 3])
-    assert extended.copy_src.tolist() == [1, 2, 3, 1]
-    assert extended.copy_dst.tolist() == [5, 6, 7, 8]
+    assert extended.copy_src.tolist() == [1, 1]
+    assert extended.copy_dst.tolist() == [5, 8]
     assert extended.delta_blocks.tolist() == [5, 6, 7, 8]
-    assert table.tables([child]).indices.tolist() == [5, 6, 7, 4]
+    assert table.tables([child]).indices.tolist() == [5, 6, 7]
     table.commit([parent], [14])  # what was in flight when it was forked
+    assert table.check() == []
+
+
+def test_growing_gives_the_slots_of_the_new_tokens_and_of_the_lookahead(table: PageTable) -> None:
+    a, b = table.create(prompt(*range(6))), table.create(prompt(50))
+    grown = table.grow([a, b], [0, 3], [51, 52, 53], [3, 0])
+    assert grown.extended.delta_blocks.tolist() == [1, 2, 3, 4]
+    assert grown.slot_indptr.tolist() == [0, 9, 13]
+    assert grown.slots.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 17, 18, 19]
+    assert table.tokens(b).tolist() == [50, 51, 52, 53]
+    table.commit([a, b], [6, 4])
+    # Two of the three drafts were taken: the slots that were given are not given again, but for the last.
+    again = table.grow([a], [2], [6, 7], [0])
+    assert again.slots.tolist() == [10, 11]
+    assert table.tables([a]).indices.tolist() == [1, 2]
+    assert states(table) == (16, 1, 2, 0)
+
+
+def test_a_lookahead_that_was_not_used_comes_back(table: PageTable) -> None:
+    a = table.create(prompt(1, 2, 3))
+    table.grow([a], [0], [], [30])
+    assert (table.tables([a]).indices.size, states(table)) == (9, (10, 9, 0, 0))
+    table.commit([a], [3])
+    table.grow([a], [1], [4], [0])
+    assert (table.tables([a]).indices.tolist(), states(table)) == ([1], (18, 1, 0, 0))
+    assert table.check() == []
+
+
+def test_what_comes_back_in_a_batch_can_be_taken_in_it() -> None:
+    table = PageTable(4, SIZE)
+    a, b = table.create(prompt(1)), table.create(prompt(2, 3, 4, 5, 6))
+    table.grow([a], [0], [], [11])
+    assert table.available() == 0
+    grown = table.grow([a, b], [0, 0], [], [0, 0])
+    assert grown.extended.delta_blocks.tolist() == [2, 3]
+    with pytest.raises(OutOfBlocks) as refusal:
+        table.grow([a, b], [0, 4], [7, 8, 9, 10], [0, 0])
+    assert refusal.value.numbers == {"needed": 1, "available": 0}
+    assert table.check() == []
+
+
+def test_truncating_gives_the_blocks_behind_back_and_keeps_what_is_computed_below(table: PageTable) -> None:
+    a = table.create(prompt(*range(14)))
+    run(table, a)
+    table.truncate([a], [6])
+    assert (table.tokens(a).tolist(), table.computed([a]).tolist()) == (list(range(6)), [6])
+    assert table.tables([a]).indices.tolist() == [1, 2]
+    assert states(table) == (16, 0, 2, 1)  # block 3 was sealed, 4 was not full
+    assert table.check() == []
+
+
+def test_a_sealed_block_that_was_cut_is_found_until_it_is_written_in_place(table: PageTable) -> None:
+    a = table.create(prompt(*range(12)))
+    run(table, a)
+    table.truncate([a], [6])
+    reader = table.create(prompt(*range(9)))
+    assert table.match(reader).tokens == 8
+    grown = table.grow([a], [1], [99], [0])
+    assert (grown.extended.copy_src.size, grown.slots.tolist()) == (0, [2 * SIZE + 2])
+    assert table.match(reader).tokens == 4
+    table.grow([a], [1], [98], [0])
+    table.commit([a], [8])
+    assert table.match(table.create(prompt(0, 1, 2, 3, 4, 5, 99, 98, 0))).tokens == 8
+    assert table.check() == []
+
+
+def test_a_sealed_block_that_was_cut_and_is_shared_is_copied(table: PageTable) -> None:
+    a = table.create(prompt(*range(8)))
+    run(table, a)
+    child = int(table.fork(a)[0])
+    table.truncate([child], [6])
+    grown = table.grow([child], [1], [99], [0])
+    assert (grown.extended.copy_src.tolist(), grown.extended.copy_dst.tolist()) == ([2], [3])
+    assert table.match(table.create(prompt(*range(9)))).tokens == 8  # a's is still found
+    assert table.check() == []
+
+
+def test_a_double_whose_canonical_one_is_gone_goes_on_unfound_when_it_was_cut() -> None:
+    table = PageTable(7, SIZE)
+    first, double = table.create(prompt(*range(8))), table.create(prompt(*range(8)))
+    table.extend([first, double], [8, 8])
+    table.commit([first, double], [8, 8])
+    table.free([first])
+    taker = table.create(prompt(*range(50, 66)))
+    run(table, taker)  # evicts what `first` had
+    table.truncate([double], [4])
+    table.free([taker])
+    table.grow([double], [4], [90, 91, 92, 93], [0])
+    table.commit([double], [8])
+    assert table.match(table.create(prompt(0, 1, 2, 3, 90, 91, 92, 93, 0))).tokens == 0
     assert table.check() == []
 
 

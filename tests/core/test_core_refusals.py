@@ -35,14 +35,24 @@ def table() -> PageTable:
         (lambda t: t.create([1, 2**31]), "TOKEN_OUT_OF_RANGE", {"token": 2**31, "place": 1}),
         (lambda t: t.create([1.5]), "NOT_INTEGERS", {"dtype": "float64"}),
         (lambda t: t.create(np.ones((2, 2), np.int32)), "NOT_A_COLUMN", {"dimensions": 2}),
-        (lambda t: t.append([A, B], [1]), "UNEQUAL_COLUMNS", {"values": 1, "sequences": 2}),
+        (lambda t: t.append([A, B], [1]), "UNEQUAL_COLUMNS", {"values": 1, "expected": 2}),
         (lambda t: t.append([A, B], [1, -1]), "TOKEN_OUT_OF_RANGE", {"token": -1, "place": 1}),
         (lambda t: t.append([A, A], [1, 1]), "DUPLICATE_SEQUENCE", {"sequence": A}),
         (lambda t: t.extend([A], [5]), "UPTO_BELOW_COMPUTED", {"sequence": A, "upto": 5, "computed": 6}),
         (lambda t: t.extend([A], [-1]), "UPTO_BELOW_COMPUTED", {"sequence": A, "upto": -1, "computed": 6}),
         (lambda t: t.extend([B, A], [3, 11]), "UPTO_BEYOND_LENGTH", {"sequence": A, "upto": 11, "limit": 10}),
         (lambda t: t.blocks_needed([A], [2**40]), "UPTO_BEYOND_LENGTH", {"sequence": A, "upto": 2**40, "limit": 10}),
-        (lambda t: t.extend([A, B], [9]), "UNEQUAL_COLUMNS", {"values": 1, "sequences": 2}),
+        (lambda t: t.extend([A, B], [9]), "UNEQUAL_COLUMNS", {"values": 1, "expected": 2}),
+        (lambda t: t.grow([A, B], [1, 1], [5], [0, 0]), "UNEQUAL_COLUMNS", {"values": 1, "expected": 2}),
+        (lambda t: t.grow([A, B], [1], [5], [0, 0]), "UNEQUAL_COLUMNS", {"values": 1, "expected": 2}),
+        (lambda t: t.grow([A], [-1], [], [0]), "COUNT_OUT_OF_RANGE", {"count": -1, "place": 0}),
+        (lambda t: t.grow([A], [0], [], [2**31]), "COUNT_OUT_OF_RANGE", {"count": 2**31, "place": 0}),
+        (lambda t: t.grow([A, B], [0, 1], [-7], [0, 0]), "TOKEN_OUT_OF_RANGE", {"token": -7, "place": 0}),
+        (lambda t: t.grow([A, A], [0, 0], [], [0, 0]), "DUPLICATE_SEQUENCE", {"sequence": A}),
+        (lambda t: t.grow([A, GONE], [0, 0], [], [0, 0]), "SEQUENCE_NOT_FOUND", {"sequence": GONE}),
+        (lambda t: t.truncate([B, A], [1, 11]), "LENGTH_OUT_OF_RANGE", {"sequence": A, "asked": 11, "length": 10}),
+        (lambda t: t.truncate([A], [0]), "LENGTH_OUT_OF_RANGE", {"sequence": A, "asked": 0, "length": 10}),
+        (lambda t: t.truncate([A, GONE], [9, 1]), "SEQUENCE_NOT_FOUND", {"sequence": GONE}),
         (lambda t: t.commit([A], [10]), "UPTO_NOT_WRITABLE", {"sequence": A, "upto": 10, "limit": 9}),
         (lambda t: t.commit([B], [1]), "UPTO_NOT_WRITABLE", {"sequence": B, "upto": 1, "limit": 0}),
         (lambda t: t.commit([A], [5]), "UPTO_BELOW_COMPUTED", {"sequence": A, "upto": 5, "computed": 6}),
@@ -103,6 +113,22 @@ def test_a_second_free_is_not_found_and_changes_nothing(table: PageTable) -> Non
     before = snapshot(table)
     with pytest.raises(SequenceNotFound):
         table.free([A])
+    assert snapshot(table) == before
+
+
+def test_a_lookahead_is_no_token_that_could_be_committed(table: PageTable) -> None:
+    table.grow([B], [0], [], [9])
+    before = snapshot(table)
+    with pytest.raises(InvalidArgument) as refusal:
+        table.commit([B], [4])
+    assert (refusal.value.reason, refusal.value.numbers["limit"]) == ("UPTO_NOT_WRITABLE", 3)
+    assert snapshot(table) == before
+
+
+def test_growth_that_does_not_fit_takes_nothing_and_adds_no_token(table: PageTable) -> None:
+    before = snapshot(table)
+    with pytest.raises(OutOfBlocks):
+        table.grow([A, B], [1, 0], [7], [0, 2**31 - 1])
     assert snapshot(table) == before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from core_model import Device, Model, snapshot
@@ -9,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from block_manager_svc.core import PageTable
+from block_manager_svc.core import Extended, PageTable
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, SequenceNotFound
 
 NUM_BLOCKS = 12
@@ -70,8 +72,21 @@ class PageTableMachine(RuleBasedStateMachine):
             assert refusal.value.numbers == {"needed": sum(needed), "available": self.table.available()}
             assert snapshot(self.table) == before
             return
-        copies, deltas = expected
         extended = self.table.extend(sequences, upto)
+        self.same_extension(sequences, extended, *expected)
+        self.device.run(self.model, sequences, upto, extended)
+        if committed:
+            self.table.commit(sequences, upto)
+            for sequence, to in zip(sequences, upto, strict=True):
+                self.model.commit(sequence, to)
+
+    def same_extension(
+        self,
+        sequences: list[int],
+        extended: Extended,
+        copies: list[tuple[int, int]],
+        deltas: dict[int, dict[int, int]],
+    ) -> None:
         assert list(zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True)) == copies
         assert extended.delta_sequence.tolist() == list(deltas)
         start = 0
@@ -83,7 +98,28 @@ class PageTableMachine(RuleBasedStateMachine):
             assert extended.delta_blocks[start : start + count].tolist() == entries
             start += count
         assert start == extended.delta_blocks.size
-        self.device.run(self.model, sequences, upto, extended)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data(), committed=st.booleans())
+    def grow(self, data: st.DataObject, committed: bool) -> None:
+        sequences = self.some(data)
+        tokens = [data.draw(st.lists(TOKENS, max_size=4)) for _ in sequences]
+        lookahead = [data.draw(st.integers(0, 5)) for _ in sequences]
+        arguments = sequences, [len(new) for new in tokens], [token for new in tokens for token in new], lookahead
+        before = snapshot(self.table)
+        expected = self.model.grow(sequences, tokens, lookahead)
+        if expected is None:
+            with pytest.raises(OutOfBlocks):
+                self.table.grow(*arguments)
+            assert snapshot(self.table) == before
+            return
+        copies, deltas, slots = expected
+        grown = self.table.grow(*arguments)
+        self.same_extension(sequences, grown.extended, copies, deltas)
+        ends = grown.slot_indptr.tolist()
+        assert [grown.slots[a:b].tolist() for a, b in pairwise(ends)] == slots
+        upto = [len(self.model.sequences[sequence].tokens) for sequence in sequences]
+        self.device.run(self.model, sequences, upto, grown.extended)
         if committed:
             self.table.commit(sequences, upto)
             for sequence, to in zip(sequences, upto, strict=True):
@@ -91,10 +127,19 @@ class PageTableMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        sequences = self.some(data)
+        lengths = [data.draw(st.integers(1, len(self.model.sequences[sequence].tokens))) for sequence in sequences]
+        self.table.truncate(sequences, lengths)
+        self.model.truncate(sequences, lengths)
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         sequences = self.some(data)
         chosen = [self.model.sequences[sequence] for sequence in sequences]
-        upto = [data.draw(st.integers(s.computed, s.writable)) for s in chosen]
+        upto = [data.draw(st.integers(s.computed, min(s.writable, len(s.tokens)))) for s in chosen]
+        self.device.write(self.model, sequences, upto)
         self.table.commit(sequences, upto)
         for sequence, to in zip(sequences, upto, strict=True):
             self.model.commit(sequence, to)
