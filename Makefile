@@ -52,6 +52,10 @@ check: $(STAMP) ## ruff, mypy, import-linter, buf lint, stubs up to date
 test: $(STAMP) $(MODEL) ## every test; ARGS="tests/core -k fork" for some
 	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),--check-skips)
 
+.PHONY: walk
+walk: $(STAMP) ## random walk of the core with its record; COMMANDS=10000000 for longer
+	$(BIN)/python tests/core/core_walk.py --commands $(or $(COMMANDS),1000000) --record docs/records
+
 .PHONY: demo
 demo: $(STAMP) $(MODEL) ## eight prompts at once through real processes, as they stream
 	$(BIN)/python clients/python/examples/demo.py --model $(MODEL)

@@ -15,8 +15,13 @@ from block_manager_svc.core.step import I32, I64
 
 
 def ranges(first: I64, count: I64) -> I64:
-    """first[0], first[0] + 1, … (count[0] of them), then those of first[1] and so on, as one array."""
+    """first[0], first[0] + 1, … (count[0] of them), then those of first[1] and so on, as one array.
+
+    That is `first` itself where all counts are 1.
+    """
     end = count.cumsum()
+    if b"\1" not in (count != 1).tobytes():  # a decode step
+        return first
     return np.repeat(first - end + count, count) + np.arange(end[-1] if end.size else 0)
 
 

@@ -39,6 +39,9 @@ def slots(s: Sequences, size: int, rows: I64, first: I64, upto: I64) -> I64:
     """block * size + offset of positions [first[i], upto[i]) of each row, one row after another."""
     count = upto - first
     position = ranges(first, count)
-    entry = np.repeat(s.tables.start[rows], count) + position // size
-    block: I64 = s.tables.data[entry].astype(np.int64)
-    return block * size + position % size
+    start = s.tables.start[rows]
+    if position is not first:
+        start = np.repeat(start, count)
+    entry, offset = np.divmod(position, size)
+    block: I64 = s.tables.data[start + entry].astype(np.int64)
+    return block * size + offset

@@ -1,0 +1,241 @@
+"""A seeded random walk over the page table, for as long as it is told: `python tests/core/core_walk.py --commands N`.
+
+A device stands beside the table: every slot holds a hash of the tokens up to its position. It does what the table says,
+and nothing else, so a wrong block, a missing copy or a block that two sequences write is seen when they read. The
+invariants are checked every few hundred commands. A refusal must change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from block_manager_svc.core import Extended, PageTable
+from block_manager_svc.core.errors import OutOfBlocks
+
+_MASK = (1 << 61) - 1
+
+
+@dataclass
+class Held:
+    """What a sequence must read: a hash of the tokens up to each position."""
+
+    hashes: list[int]
+    computed: int = 0
+
+
+def chained(before: int, token: int) -> int:
+    return hash((before, token, 0x9E3779B9)) & _MASK
+
+
+class Walk:
+    """One walk: the same seed takes the same steps."""
+
+    def __init__(self, seed: int, *, num_blocks: int, block_size: int, sequences: int, longest: int = 60) -> None:
+        self.draw = random.Random(seed)
+        self.size = block_size
+        self.most, self.longest = sequences, longest
+        self.table = PageTable(num_blocks, block_size)
+        self.device = [0] * (num_blocks * block_size)
+        self.held: dict[int, Held] = {}
+        self.counts: Counter[str] = Counter()
+        # Few beginnings, so that prefixes meet.
+        self.beginnings = [[self.draw.randrange(2) for _ in range(longest // 2)] for _ in range(4)]
+
+    def step(self) -> None:
+        """One command, and what follows from it."""
+        draw, alive = self.draw, list(self.held)
+        if not alive or (len(alive) < self.most and draw.random() < 0.15):
+            self.create()
+            return
+        command = draw.choices(
+            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend),
+            (40, 25, 6, 10, 3, 6, 5),
+        )[0]
+        some = draw.sample(alive, min(len(alive), draw.randint(1, 4)))
+        command(some)
+        self.read(draw.choice(list(self.held) or [0]))
+
+    def create(self) -> None:
+        draw = self.draw
+        tokens = draw.choice(self.beginnings)[: draw.randint(1, self.longest // 2)]
+        tokens = tokens + [draw.randrange(2) for _ in range(draw.randrange(4))]
+        namespace = draw.choice((b"", b"", b"", b"other"))
+        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+        hashes, last = [], chained(len(namespace), -1)
+        for token in tokens:
+            last = chained(last, token)
+            hashes.append(last)
+        held = self.held[sequence] = Held(hashes)
+        held.computed = self.table.reuse(sequence)
+        self.counts["create"] += 1
+        self.counts["tokens found"] += held.computed
+
+    def grow(self, some: list[int]) -> None:
+        draw = self.draw
+        new = [[draw.randrange(2) for _ in range(draw.randrange(4))] for _ in some]
+        new = [tokens[: max(0, self.longest - len(self.held[i].hashes))] for i, tokens in zip(some, new, strict=True)]
+        lookahead = [draw.choice((0, 0, 1, 3, 9)) for _ in some]
+        flat = [token for tokens in new for token in tokens]
+        revision = self.table.revision
+        try:
+            grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead)
+        except OutOfBlocks:
+            assert self.table.revision == revision
+            self.counts["refused"] += 1
+            self.free(some[:1])
+            return
+        self.copy(grown.extended)
+        ends = grown.slot_indptr.tolist()
+        for i, (sequence, tokens, ahead) in enumerate(zip(some, new, lookahead, strict=True)):
+            hashes = self.held[sequence].hashes
+            for token in tokens:
+                hashes.append(chained(hashes[-1], token))
+            # The slots end with the lookahead; what lies before them was given and written before.
+            slots = grown.slots[ends[i] : ends[i + 1]].tolist()
+            known = slots[: len(slots) - ahead]
+            for slot, value in zip(known, hashes[len(hashes) - len(known) :], strict=True):
+                self.device[slot] = value
+        self.counts["grow"] += 1
+
+    def extend(self, some: list[int]) -> None:
+        upto = [self.draw.randint(self.held[i].computed, len(self.held[i].hashes)) for i in some]
+        try:
+            extended = self.table.extend(some, upto)
+        except OutOfBlocks:
+            self.counts["refused"] += 1
+            self.free(some[:1])
+            return
+        self.copy(extended)
+        for sequence, to in zip(some, upto, strict=True):
+            self.write(sequence, to)
+        self.counts["extend"] += 1
+
+    def commit(self, some: list[int]) -> None:
+        """Of what was made writable; written at the latest now."""
+        tables = self.table.tables(some)
+        pages = np.diff(tables.indptr)
+        room = [max(0, int(n) - 1) * self.size + int(last) for n, last in zip(pages, tables.last_page_len, strict=True)]
+        upto = []
+        for sequence, slots in zip(some, room, strict=True):
+            held = self.held[sequence]
+            upto.append(self.draw.choice((min(len(held.hashes), max(slots, held.computed)), held.computed)))
+            self.write(sequence, upto[-1])
+        self.table.commit(some, upto)
+        for sequence, to in zip(some, upto, strict=True):
+            self.held[sequence].computed = to
+        self.counts["commit"] += 1
+
+    def fork(self, some: list[int]) -> None:
+        if len(self.held) >= self.most:
+            return
+        parent = self.held[some[0]]
+        for child in self.table.fork(some[0], self.draw.randint(1, 3)).tolist():
+            self.held[child] = Held(list(parent.hashes), parent.computed)
+        self.counts["fork"] += 1
+
+    def truncate(self, some: list[int]) -> None:
+        lengths = [max(1, len(self.held[i].hashes) - self.draw.choice((0, 1, 2, 5, 20))) for i in some]
+        self.table.truncate(some, lengths)
+        for sequence, length in zip(some, lengths, strict=True):
+            held = self.held[sequence]
+            del held.hashes[length:]
+            held.computed = min(held.computed, length)
+        self.counts["truncate"] += 1
+
+    def drop(self, some: list[int]) -> None:
+        self.table.drop(some)
+        for sequence in some:
+            self.held[sequence].computed = 0
+        self.counts["drop"] += 1
+
+    def free(self, some: list[int]) -> None:
+        self.table.free(some)
+        for sequence in some:
+            del self.held[sequence]
+        self.counts["free"] += 1
+
+    def copy(self, extended: Extended) -> None:
+        size, device = self.size, self.device
+        for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
+            device[dst * size : (dst + 1) * size] = device[src * size : (src + 1) * size]
+
+    def write(self, sequence: int, upto: int) -> None:
+        held = self.held[sequence]
+        entries = self.table.tables([sequence]).indices.tolist()
+        for position in range(held.computed, upto):
+            self.device[entries[position // self.size] * self.size + position % self.size] = held.hashes[position]
+
+    def read(self, sequence: int) -> None:
+        """Asserts that a sequence finds at its computed positions exactly what belongs there."""
+        if sequence not in self.held:
+            return
+        held, size = self.held[sequence], self.size
+        for place, block in enumerate(self.table.tables([sequence]).indices.tolist()):
+            first, upto = place * size, min((place + 1) * size, held.computed)
+            if first >= upto:
+                break
+            found = self.device[block * size : block * size + upto - first]
+            assert found == held.hashes[first:upto], (sequence, place, block)
+
+    def check(self) -> None:
+        for sequence in self.held:
+            self.read(sequence)
+        assert self.table.sequences().tolist() == sorted(self.held)
+        assert (wrong := self.table.check()) == [], wrong
+
+
+def walk(seed: int, commands: int, *, check_every: int = 500) -> Counter[str]:
+    """Walks, and returns what was done. Raises AssertionError with the seed and the step."""
+    num_blocks = (24, 64, 200)[seed // 4 % 3]
+    it = Walk(seed, num_blocks=num_blocks, block_size=(1, 2, 4, 7)[seed % 4], sequences=min(24, num_blocks // 4))
+    for step in range(commands):
+        try:
+            it.step()
+            if step % check_every == 0 or step == commands - 1:
+                it.check()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, step {step}: {error}") from error
+    counters = it.table.counters
+    it.counts.update(copies=counters.copies_on_write, evicted=counters.evicted_blocks)
+    return it.counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commands", type=int, default=1_000_000)
+    parser.add_argument("--a-seed", type=int, default=100_000, help="commands of one seed")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--record", type=Path, help="a folder for the record of this run, as JSON")
+    options = parser.parse_args()
+    began, total = time.monotonic(), Counter[str]()
+    seeds = range(options.first_seed, options.first_seed + -(-options.commands // options.a_seed))
+    for seed in seeds:
+        total += walk(seed, options.a_seed)
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    record = {
+        "proof": "random walk of the core",
+        "seeds": [seeds[0], seeds[-1]],
+        "commands": len(seeds) * options.a_seed,
+        "counts": dict(sorted(total.items())),
+        "seconds": round(time.monotonic() - began, 1),
+        "python": sys.version.split()[0],
+        "revision": revision,
+    }
+    sys.stdout.write(json.dumps(record, indent=2) + "\n")
+    if options.record:
+        options.record.mkdir(parents=True, exist_ok=True)
+        (options.record / "core-walk.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""A slice of the random walk; `make walk` goes on for as long as it is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from core_walk import Walk, walk
+
+
+def test_random_walks_keep_every_invariant_and_every_sequence_reads_its_own() -> None:
+    counts = sum((walk(seed, 3000, check_every=100) for seed in range(1000, 1008)), Counter[str]())
+    commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free"}
+    assert counts.keys() >= commands | {"refused", "tokens found", "copies", "evicted"}
+    assert min(counts.values()) > 0
+
+
+def test_the_same_seed_takes_the_same_walk() -> None:
+    assert walk(7, 1000) == walk(7, 1000)
+
+
+def test_a_copy_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Walk, "copy", lambda self, extended: None)
+    with pytest.raises(AssertionError, match=r"seed 2, step \d+: \(\d+, \d+, \d+\)"):
+        walk(2, 5_000)
