@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.sequences import Sequences
 
 
-def audit(sequences: Sequences, pool: BlockPool, block_size: int) -> list[str]:
+def audit(sequences: Sequences, pool: BlockPool, pins: Pins, block_size: int) -> list[str]:
     """One sentence, with its numbers, for each invariant that does not hold."""
     wrong = _rows(sequences, pool.num_blocks, block_size)
     if wrong:  # what follows reads through the rows
@@ -16,6 +17,7 @@ def audit(sequences: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     return (
         _references(sequences, pool, block_size)
         + _places(pool)
+        + _pins(pool, pins)
         + _counts(pool)
         + _contents(sequences, pool, block_size)
     )
@@ -67,7 +69,8 @@ def _references(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
 def _places(pool: BlockPool) -> list[str]:
     """A block with refcount 0 is in exactly one of free and cached, any other in none; nothing is held twice."""
     wrong = pool.allocator.check() + pool.index.check()
-    cached = pool.cached.order()
+    # Cached blocks are in the order of eviction, unless they are pinned.
+    cached = np.concatenate((pool.cached.order(), ((pool.pinned > 0) & (pool.refcount == 0)).nonzero()[0]))
     times = np.bincount(cached, minlength=pool.num_blocks)
     wrong += [f"block {b} is cached {times[b]} times" for b in (times > 1).nonzero()[0]]
     places = np.minimum(times, 1)
@@ -95,6 +98,14 @@ def _places(pool: BlockPool) -> list[str]:
     return wrong
 
 
+def _pins(pool: BlockPool, pins: Pins) -> list[str]:
+    """The pins of each block are those that name it; only what is found can be pinned."""
+    named = pins.counts(pool)
+    wrong = [f"block {b} has {pool.pinned[b]} pins, {named[b]} name it" for b in (pool.pinned != named).nonzero()[0]]
+    wrong += [f"block {b} is pinned and not in the index" for b in ((pool.pinned > 0) & ~pool.indexed).nonzero()[0]]
+    return wrong
+
+
 def _counts(pool: BlockPool) -> list[str]:
     """What is counted along the way equals what there is, and the states add up to the pool."""
     states, sharing, refcount = pool.states(), pool.sharing(), pool.refcount
@@ -102,6 +113,8 @@ def _counts(pool: BlockPool) -> list[str]:
         "table entries": (sharing.table_entries, int(refcount.sum())),
         "referenced blocks": (sharing.referenced_blocks, int((refcount >= 1).sum())),
         "shared blocks": (sharing.shared_blocks, int((refcount >= 2).sum())),
+        "pinned blocks": (pool._pinned, int((pool.pinned > 0).sum())),
+        "cached blocks": (states.cached, int((pool.indexed & (refcount == 0)).sum())),
         "sealed blocks": (states.sealed, int((pool.sealed & (refcount >= 1)).sum())),
     }
     wrong = [f"{there} {name}, {count} are counted" for name, (count, there) in counted.items() if count != there]

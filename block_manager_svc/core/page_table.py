@@ -10,11 +10,12 @@ import numpy as np
 
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
 from block_manager_svc.core.extension import Plan, carry_out, decide
+from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.ragged import ranges
-from block_manager_svc.core.results import BlockStates, Counters, Extended, Grown, Match, Sharing, Tables
+from block_manager_svc.core.results import BlockStates, Counters, Extended, Grown, Match, Pinned, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
@@ -27,7 +28,7 @@ class PageTable:
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_plan_key", "_planned", "_pool", "_sequences", "block_size", "num_blocks", "revision")
+    __slots__ = ("_pins", "_plan_key", "_planned", "_pool", "_sequences", "block_size", "now", "num_blocks", "revision")
 
     def __init__(self, num_blocks: int, block_size: int, *, first_sequence: int = 1) -> None:
         """first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both."""
@@ -46,8 +47,10 @@ class PageTable:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.revision = 0  # commands executed
+        self.now = 0  # ms, as `advance` was told
         self._sequences = Sequences(first=first_sequence)
         self._pool = BlockPool(num_blocks, block_size)
+        self._pins = Pins()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
         self._planned: Plan | None = None
@@ -280,6 +283,45 @@ class PageTable:
         s.remove(rows)
         self.revision += 1
 
+    def advance(self, now: int) -> None:
+        """The clock, ms: ends the pins whose time is over. InvalidArgument CLOCK_BACKWARDS: it only goes forward."""
+        if now < self.now:
+            raise InvalidArgument(
+                "CLOCK_BACKWARDS", f"the clock says {now} ms, it said {self.now} before", now=now, before=self.now
+            )
+        self.now = now
+        self._pins.end(self._pool, now)
+        self.revision += 1
+
+    def pin(self, tokens: Integers, until: int, namespace: bytes = b"") -> Pinned:
+        """Keeps what the index finds of `tokens` (int32; whole blocks, the last included) until the clock says `until`.
+
+        Pinned blocks are not evicted: they stay CACHED when nothing references them, and `available` is without them.
+        InvalidArgument UNTIL_PASSED: that moment is over. NotFound PREFIX_NOT_CACHED: not one whole block is found.
+        """
+        content = token_ids(tokens)
+        if until <= self.now:
+            raise InvalidArgument(
+                "UNTIL_PASSED", f"a pin until {until} ms, the clock says {self.now}", until=until, now=self.now
+            )
+        whole = content[: content.size // self.block_size * self.block_size]
+        index = self._pool.index
+        _, blocks = index.find(index.root(namespace), whole.tobytes())
+        if not blocks.size:
+            raise NotFound(
+                "PREFIX_NOT_CACHED",
+                f"no block of these {content.size} tokens is found: compute them first",
+                tokens=content.size,
+            )
+        pin = self._pins.add(self._pool, blocks, until)
+        self.revision += 1
+        return Pinned(pin, blocks.size * self.block_size)
+
+    def unpin(self, pin: int) -> None:
+        """Ends a pin before its time. NotFound PIN_NOT_FOUND: it has ended, or never was."""
+        self._pins.remove(self._pool, pin)
+        self.revision += 1
+
     def tokens(self, sequence: int) -> I32:
         """The tokens known of a sequence, a copy."""
         s = self._sequences
@@ -345,7 +387,7 @@ class PageTable:
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
-        return audit(self._sequences, self._pool, self.block_size)
+        return audit(self._sequences, self._pool, self._pins, self.block_size)
 
     def _find(self, row: int) -> tuple[int, I64]:
         s = self._sequences

@@ -21,6 +21,8 @@ class BlockPool:
 
     __slots__ = (
         "_entries",
+        "_idle_pinned",
+        "_pinned",
         "_referenced",
         "_sealed",
         "_shared",
@@ -30,6 +32,7 @@ class BlockPool:
         "index",
         "indexed",
         "num_blocks",
+        "pinned",
         "refcount",
         "sealed",
     )
@@ -42,16 +45,19 @@ class BlockPool:
         self.refcount: I32 = np.zeros(num_blocks, np.int32)
         self.sealed = np.zeros(num_blocks, bool)
         self.indexed = np.zeros(num_blocks, bool)
+        self.pinned: I32 = np.zeros(num_blocks, np.int32)  # pins that hold each
         self.counters = Counters()
         # Kept current: the sum of all refcounts, and how many blocks have at least 1, and of these
-        # at least 2, or are sealed.
+        # at least 2, or are sealed; how many are pinned, and of these, how many nothing references.
+        self._pinned = 0
+        self._idle_pinned = 0
         self._entries = 0
         self._referenced = 0
         self._shared = 0
         self._sealed = 0
 
     def available(self) -> int:
-        """Blocks that `take` can give: free or evictable."""
+        """Blocks that `take` can give: free, or cached and not pinned."""
         return len(self.allocator) + len(self.cached)
 
     def take(self, count: int) -> I64:
@@ -77,7 +83,7 @@ class BlockPool:
         idle = blocks[before == 0]
         if idle.size:
             # Last first is how a sequence's blocks came in, see `release`.
-            self.cached.remove(idle[::-1])
+            self.cached.remove(self._not_pinned(idle, -1)[::-1])
             self._referenced += idle.size
             self._sealed += idle.size
         self.refcount[blocks] = before + count
@@ -109,10 +115,36 @@ class BlockPool:
         self._referenced -= dropped.size
         self._sealed -= int(np.count_nonzero(self.sealed[dropped]))
         keep = self.indexed[dropped]
-        self.cached.add(dropped[keep])
+        self.cached.add(self._not_pinned(dropped[keep], 1))
         gone = dropped[~keep]
         self.sealed[gone] = False
         self.allocator.free(gone)
+
+    def pin(self, blocks: I64) -> None:
+        """One pin more for each of some distinct, indexed blocks: they are not evicted."""
+        first = blocks[self.pinned[blocks] == 0]
+        idle = first[self.refcount[first] == 0]
+        self.cached.remove(idle[::-1])
+        self._pinned += first.size
+        self._idle_pinned += idle.size
+        self.pinned[blocks] += 1
+
+    def unpin(self, blocks: I64) -> None:
+        """One pin less for each of some distinct, pinned blocks. What can be evicted then is so in this order."""
+        self.pinned[blocks] -= 1
+        last = blocks[self.pinned[blocks] == 0]
+        idle = last[self.refcount[last] == 0]
+        self.cached.add(idle)
+        self._pinned -= last.size
+        self._idle_pinned -= idle.size
+
+    def _not_pinned(self, idle: I64, change: int) -> I64:
+        """Those of some cached blocks that are in the order of eviction; the others' count changes by `change` each."""
+        if not self._pinned:
+            return idle
+        in_order: I64 = idle[self.pinned[idle] == 0]
+        self._idle_pinned += change * (idle.size - in_order.size)
+        return in_order
 
     def seal(self, parents: list[int], counts: list[int], tokens: bytes, blocks: I64) -> list[int]:
         """Seals blocks, and indexes those whose content is new behind its prefix. See PrefixIndex.insert."""
@@ -123,10 +155,13 @@ class BlockPool:
         return ends
 
     def unseal(self, blocks: I64) -> None:
-        """Referenced, sealed blocks are to be written again: they leave the index."""
+        """Referenced, sealed blocks are to be written again: they leave the index, and lose their pins."""
         self.index.remove(blocks[self.indexed[blocks]].tolist())
         self.indexed[blocks] = False
         self.sealed[blocks] = False
+        if self._pinned:
+            self._pinned -= int(np.count_nonzero(self.pinned[blocks]))
+            self.pinned[blocks] = 0
         self._sealed -= blocks.size
 
     def states(self) -> BlockStates:
@@ -136,7 +171,7 @@ class BlockPool:
             reserved=0,
             active=self._referenced - self._sealed,
             sealed=self._sealed,
-            cached=len(self.cached),
+            cached=len(self.cached) + self._idle_pinned,
             quarantined=0,
         )
 

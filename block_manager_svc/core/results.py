@@ -28,6 +28,12 @@ class Match:
     idle_blocks: int  # of these, how many nothing references: taking them lowers `available`
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    pin: int  # its id, never used again
+    tokens: int  # how many of the prefix are held
+
+
 @dataclass(slots=True)
 class Extended:
     """Copies in decision order, and the changed part of each table that changed.

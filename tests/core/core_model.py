@@ -34,12 +34,41 @@ class Model:
         self.index: dict[tuple[object, tuple[int, ...]], int] = {}  # (node before, tokens) -> block
         self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
         self.sequences: dict[int, ModelSequence] = {}
+        self.pins: dict[int, tuple[int, list[tuple[int, object]]]] = {}  # pin -> until, (block, its node) each
         self.copies = self.evicted = self.allocated = 0
         self.peaks: tuple[int, ...] = (0, 0, 0)  # of all states that were compared
         self._nodes = itertools.count()
 
     def refcount(self, block: int) -> int:
         return sum(s.table.count(block) for s in self.sequences.values())
+
+    def pinned(self, block: int) -> bool:
+        return any((block, self.node_of.get(block)) in held for _, held in self.pins.values())
+
+    def pin(self, pin: int, tokens: list[int], namespace: bytes, until: int) -> int:
+        """Returns the blocks that are pinned; 0 makes no pin."""
+        node: object = ("root", namespace)
+        held: list[tuple[int, object]] = []
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            block = self.index.get((node, tuple(tokens[start : start + self.block_size])))
+            if block is None:
+                break
+            node = self.node_of[block]
+            held.append((block, node))
+        if held:
+            self.pins[pin] = until, held
+            self.cached = [block for block in self.cached if not self.pinned(block)]
+        return len(held)
+
+    def unpin(self, pin: int) -> None:
+        for block, node in reversed(self.pins.pop(pin)[1]):  # the tail first
+            if self.node_of.get(block) == node and not self.pinned(block) and self.refcount(block) == 0:
+                self.cached.append(block)
+
+    def advance(self, now: int) -> None:
+        for until, pin in sorted((until, pin) for pin, (until, _) in self.pins.items()):
+            if until <= now:
+                self.unpin(pin)
 
     def available(self) -> int:
         return len(self.free_blocks) + len(self.cached)
@@ -207,7 +236,8 @@ class Model:
 
     def _give_back(self, block: int) -> None:
         if block in self.node_of:
-            self.cached.append(block)
+            if not self.pinned(block):
+                self.cached.append(block)
         else:
             self._unseal(block)
             self.free_blocks.add(block)
@@ -252,12 +282,13 @@ class Model:
 
         states = table.states()
         sealed = sum(self.refcount(block) > 0 for block in self.sealed)
+        idle_pinned = sum(self.refcount(block) == 0 and self.pinned(block) for block in self.node_of)
         assert (states.null, states.reserved, states.quarantined) == (1, 0, 0)
         assert (states.free, states.active, states.sealed, states.cached) == (
             len(self.free_blocks),
             len(counts) - sealed,
             sealed,
-            len(self.cached),
+            len(self.cached) + idle_pinned,
         )
         assert table.available() == self.available()
         sharing = table.sharing()

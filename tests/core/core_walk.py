@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from block_manager_svc.core import Extended, PageTable
-from block_manager_svc.core.errors import OutOfBlocks
+from block_manager_svc.core.errors import NotFound, OutOfBlocks
 
 _MASK = (1 << 61) - 1
 
@@ -58,8 +58,8 @@ class Walk:
             self.create()
             return
         command = draw.choices(
-            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend),
-            (40, 25, 6, 10, 3, 6, 5),
+            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend, self.pin),
+            (40, 25, 6, 10, 3, 6, 5, 3),
         )[0]
         some = draw.sample(alive, min(len(alive), draw.randint(1, 4)))
         command(some)
@@ -163,6 +163,15 @@ class Walk:
         for sequence in some:
             del self.held[sequence]
         self.counts["free"] += 1
+
+    def pin(self, some: list[int]) -> None:
+        """A prefix that somebody may come for; the clock goes on, and ends what was pinned before."""
+        self.table.advance(self.table.now + self.draw.randint(0, 20))
+        try:
+            self.table.pin(self.table.tokens(some[0]), self.table.now + self.draw.randint(1, 100))
+        except NotFound:
+            return
+        self.counts["pin"] += 1
 
     def copy(self, extended: Extended) -> None:
         size, device = self.size, self.device

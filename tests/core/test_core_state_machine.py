@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from block_manager_svc.core import Extended, PageTable
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, SequenceNotFound
+from block_manager_svc.core import Extended, PageTable, Pinned
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks, SequenceNotFound
 
 NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
@@ -26,6 +26,7 @@ class PageTableMachine(RuleBasedStateMachine):
         self.model = Model(NUM_BLOCKS, block_size)
         self.device = Device(NUM_BLOCKS, block_size)
         self.ended: list[int] = []
+        self.pins = 0
 
     def some(self, data: st.DataObject) -> list[int]:
         """Distinct sequences in any order."""
@@ -179,6 +180,35 @@ class PageTableMachine(RuleBasedStateMachine):
         for sequence in sequences:
             self.model.free(sequence)
         self.ended += sequences
+
+    @precondition(lambda self: self.model.sequences and len(self.model.pins) < 3)
+    @rule(data=st.data(), term=st.integers(1, 9), extra=st.lists(TOKENS, max_size=2))
+    def pin(self, data: st.DataObject, term: int, extra: list[int]) -> None:
+        s = self.model.sequences[self.one(data)]
+        tokens, until, number = [*s.tokens, *extra], self.table.now + term, self.pins + 1
+        if not (blocks := self.model.pin(number, tokens, s.namespace, until)):
+            before = snapshot(self.table)
+            with pytest.raises(NotFound, match="no block"):
+                self.table.pin(tokens, until, s.namespace)
+            assert snapshot(self.table) == before
+            return
+        self.pins = number
+        assert self.table.pin(tokens, until, s.namespace) == Pinned(number, blocks * self.model.block_size)
+
+    @precondition(lambda self: self.model.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin = data.draw(st.sampled_from(sorted(self.model.pins)))
+        self.table.unpin(pin)
+        self.model.unpin(pin)
+        with pytest.raises(NotFound, match="not held"):
+            self.table.unpin(pin)
+
+    @rule(ms=st.integers(0, 4))
+    def advance(self, ms: int) -> None:
+        now = self.table.now + ms
+        self.table.advance(now)
+        self.model.advance(now)
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())

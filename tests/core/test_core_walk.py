@@ -10,7 +10,7 @@ from core_walk import Walk, walk
 
 def test_random_walks_keep_every_invariant_and_every_sequence_reads_its_own() -> None:
     counts = sum((walk(seed, 3000, check_every=100) for seed in range(1000, 1008)), Counter[str]())
-    commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free"}
+    commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free", "pin"}
     assert counts.keys() >= commands | {"refused", "tokens found", "copies", "evicted"}
     assert min(counts.values()) > 0
 
