@@ -426,6 +426,13 @@ class Manager:
         assert self._loop is not None
         return self._loop.table.check() + self._loop.check()
 
+    def reset_cache(self) -> int:
+        """Returns how many cached blocks became free; raises AssertionError before the first executor."""
+        assert self._loop is not None
+        freed = self._loop.table.reset_cache()
+        log.info("prefix cache reset", freed_blocks=freed, revision=self._loop.table.revision)
+        return freed
+
     def sequence_states(self) -> dict[int, SequenceState]:
         return {} if self._loop is None else self._loop.sequence_states()
 

@@ -322,6 +322,16 @@ class PageTable:
         self._pins.remove(self._pool, pin)
         self.revision += 1
 
+    def reset_cache(self) -> int:
+        """Nothing that is in the index now is found again, pinned or not. Returns how many cached blocks became free.
+
+        Blocks in use stay with their holders, and so does what these go on to compute behind them: only prompts that
+        are computed from their beginning after this are found.
+        """
+        freed = self._pool.forget_all()
+        self.revision += 1
+        return freed
+
     def tokens(self, sequence: int) -> I32:
         """The tokens known of a sequence, a copy."""
         s = self._sequences

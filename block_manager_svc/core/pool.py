@@ -138,6 +138,20 @@ class BlockPool:
         self._pinned -= last.size
         self._idle_pinned -= idle.size
 
+    def forget_all(self) -> int:
+        """Nothing is found any more, pinned or not: what is cached becomes free. Returns how many blocks that are."""
+        found = self.index.blocks()
+        idle = found[self.refcount[found] == 0]
+        ordered = self.cached.evict(len(self.cached))
+        assert ordered.size + self._idle_pinned == idle.size
+        self.index.remove(found.tolist())
+        self.indexed[found] = False
+        self.pinned[found] = 0
+        self._pinned = self._idle_pinned = 0
+        self.sealed[idle] = False
+        self.allocator.free(idle)
+        return int(idle.size)
+
     def _not_pinned(self, idle: I64, change: int) -> I64:
         """Those of some cached blocks that are in the order of eviction; the others' count changes by `change` each."""
         if not self._pinned:

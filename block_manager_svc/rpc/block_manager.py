@@ -1,4 +1,4 @@
-"""BlockManagerService: the page table, read from outside. The contract is protos/pagedkv/v1/block_manager.proto."""
+"""BlockManagerService: the page table from outside. The contract is protos/pagedkv/v1/block_manager.proto."""
 
 from __future__ import annotations
 
@@ -100,6 +100,13 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
     async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
         table = self._table()
         return pb.AuditResponse(header=self._header(table), violations=self._manager.audit())
+
+    async def ResetCache(  # noqa: N802
+        self, request: pb.ResetCacheRequest, context: _Context
+    ) -> pb.ResetCacheResponse:
+        table = self._table()
+        freed = self._manager.reset_cache()
+        return pb.ResetCacheResponse(header=self._header(table), freed_blocks=freed)
 
     def _table(self) -> PageTable:
         table = self._manager.page_table

@@ -70,6 +70,14 @@ class Model:
             if until <= now:
                 self.unpin(pin)
 
+    def reset_cache(self) -> int:
+        """Returns the cached blocks that become free."""
+        idle = [block for block in self.node_of if self.refcount(block) == 0]
+        self.sealed -= set(idle)
+        self.free_blocks |= set(idle)
+        self.cached, self.index, self.node_of = [], {}, {}
+        return len(idle)
+
     def available(self) -> int:
         return len(self.free_blocks) + len(self.cached)
 

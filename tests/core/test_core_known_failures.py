@@ -195,6 +195,28 @@ def test_10_rejected_drafts_are_never_found_and_their_blocks_return(table: PageT
     assert table.check() == []
 
 
+def test_19_a_cache_reset_leaves_blocks_in_use_alone_and_what_was_cached_is_not_found(table: PageTable) -> None:
+    user, idle = table.create(prompt(*range(10))), table.create(prompt(*range(50, 58)))
+    run(table, user)
+    run(table, idle)
+    table.free([idle])
+    table.pin(prompt(*range(50, 58)), until=9)
+    assert (table.states().cached, table.reset_cache(), table.states().cached) == (2, 2, 0)
+    assert table.tables([user]).indices.tolist() == [1, 2, 3]
+    for tokens in (range(10), range(50, 60)):
+        assert table.match(table.create(prompt(*tokens))).tokens == 0
+    table.append([user], [10])
+    table.append([user], [11])
+    run(table, user)  # seals a block behind those that are not found
+    table.truncate([user], [9])
+    table.advance(9)
+    assert table.check() == []
+    again = table.create(prompt(*range(9)))
+    run(table, again)
+    assert table.match(table.create(prompt(*range(9)))).tokens == 8
+    assert table.check() == []
+
+
 def test_15_what_can_never_fit_says_so_with_the_numbers(table: PageTable) -> None:
     """Even of an idle pool; the caller can fail it and go on with the next."""
     request = table.create(prompt(*range(29)))

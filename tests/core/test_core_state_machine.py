@@ -204,6 +204,11 @@ class PageTableMachine(RuleBasedStateMachine):
         with pytest.raises(NotFound, match="not held"):
             self.table.unpin(pin)
 
+    @rule(really=st.sampled_from([False, False, True]))  # not too often: much follows from what is cached
+    def reset_cache(self, really: bool) -> None:
+        if really:
+            assert self.table.reset_cache() == self.model.reset_cache()
+
     @rule(ms=st.integers(0, 4))
     def advance(self, ms: int) -> None:
         now = self.table.now + ms

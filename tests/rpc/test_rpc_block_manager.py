@@ -129,6 +129,31 @@ async def test_an_audit_tells_what_is_broken(monkeypatch: pytest.MonkeyPatch) ->
         assert list(audit.violations) == ["block 7 is in two lists"]
 
 
+async def test_a_reset_cache_is_not_found_by_later_prompts_and_disturbs_no_running_one() -> None:
+    async with running_service() as service:
+        prompt = list(range(10, 50))
+
+        async def cached_tokens() -> int:
+            replies = [r async for r in service.generation.Generate(request(prompt, max_tokens=1))]
+            return replies[-1].usage.cached_tokens
+
+        assert (await cached_tokens(), await cached_tokens()) == (0, 32)
+        service.executor.open = False
+        running = service.generation.Generate(request(prompt, max_tokens=3))
+        await until(lambda: service.manager.activity().running == 1, "it runs over the cached blocks")
+        before = await service.reads.GetPool(pb.GetPoolRequest())
+        reset = await service.reads.ResetCache(pb.ResetCacheRequest())
+        assert reset.freed_blocks == before.device.cached
+        assert reset.header.revision == before.header.revision + 1
+        assert (await service.reads.GetPool(pb.GetPoolRequest())).device.cached == 0
+        assert list((await service.reads.Audit(pb.AuditRequest())).violations) == []
+        service.executor.go_on()
+        replies = [r async for r in running]
+        assert (replies[-1].usage.cached_tokens, replies[-1].usage.completion_tokens) == (32, 3)
+        assert (await cached_tokens(), await cached_tokens()) == (0, 32)
+        assert list((await service.reads.Audit(pb.AuditRequest())).violations) == []
+
+
 async def test_without_an_executor_yet_every_read_says_so() -> None:
     async with running_service(attached=False) as service:
         for read, message in (
@@ -136,6 +161,7 @@ async def test_without_an_executor_yet_every_read_says_so() -> None:
             (service.reads.ListSequences, pb.ListSequencesRequest()),
             (service.reads.GetBlockTables, pb.GetBlockTablesRequest()),
             (service.reads.Audit, pb.AuditRequest()),
+            (service.reads.ResetCache, pb.ResetCacheRequest()),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await read(message)

@@ -178,6 +178,7 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
             "ListSequences": SEQUENCES,
             "GetBlockTables": TABLES,
             "Audit": bm.AuditResponse(header=HEADER),
+            "ResetCache": bm.ResetCacheResponse(header=HEADER, freed_blocks=12),
         }
     )
     calls: list[tuple[str, object]] = field(default_factory=list)
@@ -231,6 +232,9 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def GetBlockTables(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("GetBlockTables", request, context)
+
+    def ResetCache(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("ResetCache", request, context)
 
     def Audit(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("Audit", request, context)

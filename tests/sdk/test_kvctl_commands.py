@@ -361,6 +361,11 @@ def test_audit_exits_with_1_when_an_invariant_is_violated(service: Scripted, kvc
     assert (result.code, json.loads(result.out)["violations"]) == (1, ["block 3: refcount 2, 1 reference"])
 
 
+def test_reset_cache(service: Scripted, kvctl: Kvctl) -> None:
+    assert kvctl("reset-cache").out == "12 cached blocks became free at epoch 7, revision 41\n"
+    assert kvctl("reset-cache", "-o", "json").json == {"header": HEADER, "freed_blocks": 12}
+
+
 # --- where options stand, and errors ---
 
 

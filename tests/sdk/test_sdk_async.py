@@ -69,6 +69,7 @@ async def test_reads_return_what_the_blocking_client_returns(service: Scripted, 
                 client.sequences(),
                 client.tables([11]),
                 client.audit(),
+                client.reset_cache(),
                 client.healthy(),
             ]
 
@@ -78,6 +79,7 @@ async def test_reads_return_what_the_blocking_client_returns(service: Scripted, 
         await aclient.sequences(),
         await aclient.tables([11]),
         await aclient.audit(),
+        await aclient.reset_cache(),
         await aclient.healthy(),
     ] == await asyncio.to_thread(blocking)
     assert service.requests("GetBlockTables") == [bm.GetBlockTablesRequest(sequence=[11])] * 2

@@ -90,6 +90,15 @@ def test_audit_tells_the_violations(service: Scripted, client: Client) -> None:
     assert audit.violations == ("block 3: refcount 2, 1 reference",)
 
 
+def test_a_cache_reset_tells_what_became_free_and_is_sent_once(service: Scripted, client: Client) -> None:
+    reset = client.reset_cache()
+    assert (reset.freed_blocks, reset.header.revision) == (12, 41)
+    service.unary["ResetCache"] = NO_EXECUTOR
+    with pytest.raises(Unavailable):
+        client.reset_cache()
+    assert len(service.requests("ResetCache")) == 2
+
+
 def test_healthy_is_what_the_health_service_says(service: Scripted, client: Client) -> None:
     assert client.healthy()
     service.serving(False)

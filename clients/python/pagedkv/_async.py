@@ -20,6 +20,7 @@ from pagedkv._errors import Cancelled, DeadlineExceeded, FailedPrecondition, Int
 from pagedkv._types import (
     Audit,
     BlockTable,
+    CacheReset,
     Completion,
     Listing,
     Model,
@@ -198,6 +199,12 @@ class AsyncClient:
         """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""
         self._connect()
         return _convert.audit(await self._unary(self._block_manager.Audit, block_manager_pb2.AuditRequest(), timeout))
+
+    async def reset_cache(self, *, timeout: float | None = None) -> CacheReset:
+        """Empties the prefix cache: what is cached now is not found again. Running calls go on undisturbed."""
+        self._connect()
+        request = block_manager_pb2.ResetCacheRequest()
+        return _convert.cache_reset(await self._unary(self._block_manager.ResetCache, request, timeout))
 
     async def healthy(self, *, timeout: float | None = None) -> bool:
         """Whether the service answers, within the timeout, that it is SERVING: an executor is attached."""

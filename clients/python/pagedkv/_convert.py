@@ -10,6 +10,7 @@ from pagedkv._types import (
     Audit,
     BlockStates,
     BlockTable,
+    CacheReset,
     Completion,
     FinishReason,
     Header,
@@ -297,6 +298,10 @@ def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockT
             for row, sequence in enumerate(response.sequence)
         ),
     )
+
+
+def cache_reset(response: block_manager_pb2.ResetCacheResponse) -> CacheReset:
+    return CacheReset(header=_header(response.header), freed_blocks=response.freed_blocks)
 
 
 def audit(response: block_manager_pb2.AuditResponse) -> Audit:

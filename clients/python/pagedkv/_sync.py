@@ -18,6 +18,7 @@ from pagedkv._interrupts import Apart, run_apart
 from pagedkv._types import (
     Audit,
     BlockTable,
+    CacheReset,
     Completion,
     Listing,
     Model,
@@ -188,6 +189,11 @@ class Client:
     def audit(self, *, timeout: float | None = None) -> Audit:
         """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""
         return _convert.audit(self._unary(self._block_manager.Audit, block_manager_pb2.AuditRequest(), timeout))
+
+    def reset_cache(self, *, timeout: float | None = None) -> CacheReset:
+        """Empties the prefix cache: what is cached now is not found again. Running calls go on undisturbed."""
+        request = block_manager_pb2.ResetCacheRequest()
+        return _convert.cache_reset(self._unary(self._block_manager.ResetCache, request, timeout))
 
     def healthy(self, *, timeout: float | None = None) -> bool:
         """Whether the service answers, within the timeout, that it is SERVING: an executor is attached."""

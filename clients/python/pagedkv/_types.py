@@ -258,6 +258,14 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReset:
+    """The prefix cache was emptied: nothing that was cached at `header` is found again."""
+
+    header: Header
+    freed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Listing(Sequence[T], Generic[T]):
     """Items of one reply, a read-only sequence, and the state that the reply describes."""
 

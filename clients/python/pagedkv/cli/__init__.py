@@ -8,11 +8,11 @@ import sys
 
 from pagedkv.cli._app import app
 from pagedkv.cli._generate import chat, generate
-from pagedkv.cli._inspect import audit, models, sequences, status, tables
+from pagedkv.cli._inspect import audit, models, reset_cache, sequences, status, tables
 
 __all__ = ["app", "main"]
 
-for command in (generate, chat, status, sequences, tables, models, audit):
+for command in (generate, chat, status, sequences, tables, models, audit, reset_cache):
     app.command()(command)
 
 

@@ -146,6 +146,19 @@ def _model(model: Model) -> tuple[object, ...]:
     return model.id, model.vocab_size, model.max_context, " ".join(map(str, model.eos_token_ids)), ", ".join(takes)
 
 
+def reset_cache(
+    context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None
+) -> None:
+    """Empties the prefix cache: what is cached now is not found again. Running calls go on."""
+    with session(context, address, output, timeout) as (client, fmt):
+        reset = client.reset_cache()
+        if fmt is Output.JSON:
+            write_json(reset)
+        else:
+            state = f"epoch {reset.header.epoch}, revision {reset.header.revision}"
+            write_text(f"{reset.freed_blocks} cached blocks became free at {state}\n")
+
+
 def audit(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
     """Checks every invariant of the page table. Exit code 1 when one is violated."""
     with session(context, address, output, timeout) as (client, fmt):

@@ -158,6 +158,18 @@ class GetBlockTablesResponse(_message.Message):
     refcount: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., last_page_len: _Optional[_Iterable[int]] = ..., refcount: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ResetCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetCacheResponse(_message.Message):
+    __slots__ = ("header", "freed_blocks")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FREED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    freed_blocks: int
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., freed_blocks: _Optional[int] = ...) -> None: ...
+
 class AuditRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

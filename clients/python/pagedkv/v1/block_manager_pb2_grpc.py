@@ -61,6 +61,11 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditResponse.FromString,
                 _registered_method=True)
+        self.ResetCache = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/ResetCache',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
+                _registered_method=True)
 
 
 class BlockManagerServiceServicer:
@@ -121,6 +126,21 @@ class BlockManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetCache(self, request, context):
+        """Empties the prefix cache: no prefix that is cached now is found again, by
+        any later prompt, pinned or not. Cached blocks become free at once. Blocks
+        in use stay with their sequences, whose tokens do not change; only prompts
+        that are computed from their beginning after this are cached anew.
+        Safe at any time, and as often as one likes.
+
+        | Error                | Code        | Recovery                              |
+        |----------------------|-------------|---------------------------------------|
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE | no executor ever attached: wait, retry |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BlockManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +163,11 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditResponse.SerializeToString,
+            ),
+            'ResetCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetCache,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -260,6 +285,33 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/Audit',
             pagedkv_dot_v1_dot_block__manager__pb2.AuditRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.AuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/ResetCache',
+            pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,
