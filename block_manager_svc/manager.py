@@ -242,7 +242,12 @@ class Manager:
         if self._loop is None or self._link is None:
             return
         began = time.perf_counter_ns()
-        plan = self._loop.plan()
+        try:
+            plan = self._loop.plan()
+        except Exception as fault:
+            log.error("a step could not be planned", exc_info=fault)
+            self._lose_plan(self._link)
+            return
         if plan is None:
             return
         self._step_began = began
@@ -279,6 +284,12 @@ class Manager:
         for call, why in news.failed.items():
             self._fail(call, why)
         self._step_ns += time.perf_counter_ns() - began
+
+    def _lose_plan(self, link: Link) -> None:
+        """Half of a step is decided, and which call the fault is about is not known: all end, the pool begins anew."""
+        self.distrust(link, Aborted("PLAN_FAILED", "a fault of the service: the next step could not be planned"))
+        for call in list(self._callers):
+            self._fail(call, Aborted("PLAN_FAILED", "a fault of the service, its log says why: call again"))
 
     def _lose_result(self, link: Link, step_id: int) -> None:
         """Half of a result is taken. Its calls cannot be told their tokens; the others compute again from theirs."""

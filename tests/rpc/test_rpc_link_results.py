@@ -131,6 +131,36 @@ async def test_a_fault_in_taking_a_result_ends_the_calls_of_its_step_and_resets(
             assert await finished(waiting) == expected(PROMPT[::-1])
 
 
+async def test_a_fault_in_planning_ends_all_calls_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend, faults = PageTable.extend, [ZeroDivisionError("in the middle of it")]
+
+    def failing(self: PageTable, sequences: object, upto: object) -> object:
+        if faults:
+            raise faults.pop()
+        return extend(self, sequences, upto)  # type: ignore[arg-type]
+
+    async with running_service(attached=False) as service:
+        executor = LinkExecutor(service)
+        stream = await executor.attach()
+        running, waiting = generate(service), generate(service, PROMPT[::-1])
+        await until(lambda: service.manager.activity().steps_in_flight == 1, "a step is in flight")
+        step = await stream.step()
+        monkeypatch.setattr(PageTable, "extend", failing)
+        with structlog.testing.capture_logs() as logs:
+            await stream.send(result=executor.execute(step))
+            refusal = await stream.refusal()
+        assert (refusal.code, refusal.reason) == (Code.ABORTED, "PLAN_FAILED")
+        assert any(isinstance(entry.get("exc_info"), ZeroDivisionError) for entry in logs)
+        for call in (running, waiting):
+            refusal = await refused_call(call)
+            assert (refusal.code, refusal.reason) == (Code.ABORTED, "PLAN_FAILED")
+        again = await executor.attach()
+        assert again.welcome.reset
+        async with again.serving():
+            assert await finished(generate(service)) == expected()
+        assert service.manager.audit() == []
+
+
 async def test_a_step_takes_no_less_than_the_executor_spent_of_it() -> None:
     async with running_service(attached=False) as service:
         executor = LinkExecutor(service)

@@ -73,6 +73,7 @@ class ExecutorLinkServiceServicer:
         | EPOCH_STALE           | FAILED_PRECONDITION | attach again with the hello's current numbers        |
         | ATTACH_REPLACED       | ABORTED             | a newer stream of this boot took over                |
         | EXECUTOR_SILENT       | DEADLINE_EXCEEDED   | attach again                                         |
+        | PLAN_FAILED           | ABORTED             | attach again; the service resets                     |
         | RESULT_LOST           | ABORTED             | attach again; the service resets                     |
         | STEP_REFUSED          | ABORTED             | attach again; the service resets                     |
         | DRAINING              | UNAVAILABLE         | attach again after a pause                           |

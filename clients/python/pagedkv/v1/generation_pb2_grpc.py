@@ -97,6 +97,7 @@ class GenerationServiceServicer:
         | LOGITS_NOT_FINITE              | ABORTED             | the model overflows on this text: use a wider dtype |
         | STEP_FAILED                    | ABORTED             | executors refuse or die of this call: see their logs |
         | MODEL_CHANGED                  | FAILED_PRECONDITION | the executor came back with another: call again |
+        | PLAN_FAILED                    | ABORTED             | a fault of the service: call again, see its log |
         | RESULT_LOST                    | ABORTED             | a fault of the service: call again, see its log |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
