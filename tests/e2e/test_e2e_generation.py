@@ -35,7 +35,9 @@ def running(module_stack: Callable[..., Stack], tiny_llama_dir: Path) -> Stack:
 
 @pytest.fixture
 def client(running: Stack) -> Iterator[Client]:
+    """Of a service that is quiet: the step that the test before was cancelled in is over too."""
     with Client(running.address) as client:
+        wait_for(lambda: not client.pool().activity.steps_in_flight and not held(client), 10, "nothing is in flight")
         yield client
         assert client.audit().violations == ()
 
