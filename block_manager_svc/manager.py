@@ -26,6 +26,7 @@ from block_manager_svc.core.errors import (
     InvalidArgument,
     Refused,
 )
+from block_manager_svc.core.eviction import EvictionName
 from block_manager_svc.core.step import I32, StepOutputs, StepPlan
 from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
@@ -44,6 +45,7 @@ class Limits:
     token_budget: int = 2048  # tokens computed in one step
     max_running: int = 256  # samples running at once
     max_queue: int = 1024  # calls waiting
+    eviction: EvictionName = "lru"  # of the prefix cache
     executor_grace_s: float = 30.0  # how long calls outlive their executor
     heartbeat_interval_ms: int = 1000
     silence_limit_ms: int = 10_000
@@ -356,7 +358,7 @@ class Manager:
     def _restart(self, hello: ExecutorHello) -> None:
         """A new page table for an empty pool; the sequences of the old one recompute in it."""
         first = 1 if self._loop is None else self._loop.table.next_sequence
-        table = PageTable(hello.num_blocks, hello.block_size, first_sequence=first)
+        table = PageTable(hello.num_blocks, hello.block_size, first_sequence=first, eviction=self.limits.eviction)
         namespace = hello.model.identity
         self.block_bytes, self.num_host_blocks = hello.block_bytes, hello.num_host_blocks
         if self._loop is None:

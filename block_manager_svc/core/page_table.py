@@ -11,6 +11,7 @@ import numpy as np
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
+from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
@@ -30,8 +31,13 @@ class PageTable:
 
     __slots__ = ("_pins", "_plan_key", "_planned", "_pool", "_sequences", "block_size", "now", "num_blocks", "revision")
 
-    def __init__(self, num_blocks: int, block_size: int, *, first_sequence: int = 1) -> None:
-        """first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both."""
+    def __init__(
+        self, num_blocks: int, block_size: int, *, first_sequence: int = 1, eviction: EvictionName = "lru"
+    ) -> None:
+        """first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both.
+
+        eviction: which cached block goes first, one of `eviction.POLICIES`.
+        """
         if not 2 <= num_blocks < 1 << 31:
             raise InvalidArgument(
                 "POOL_SIZE_OUT_OF_RANGE",
@@ -49,7 +55,12 @@ class PageTable:
         self.revision = 0  # commands executed
         self.now = 0  # ms, as `advance` was told
         self._sequences = Sequences(first=first_sequence)
-        self._pool = BlockPool(num_blocks, block_size)
+        if eviction not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise InvalidArgument(
+                "EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known
+            )
+        self._pool = BlockPool(num_blocks, block_size, POLICIES[eviction](num_blocks))
         self._pins = Pins()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from block_manager_svc.core.allocator import BitmapAllocator
-from block_manager_svc.core.eviction import LRU, EvictionPolicy
+from block_manager_svc.core.eviction import EvictionPolicy
 from block_manager_svc.core.prefix_index import PrefixIndex
 from block_manager_svc.core.results import BlockStates, Counters, Sharing
 from block_manager_svc.core.step import I32, I64
@@ -37,10 +37,10 @@ class BlockPool:
         "sealed",
     )
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, cached: EvictionPolicy) -> None:
         self.num_blocks = num_blocks
         self.allocator = BitmapAllocator(num_blocks)
-        self.cached: EvictionPolicy = LRU(num_blocks)
+        self.cached = cached
         self.index = PrefixIndex(num_blocks, block_size)
         self.refcount: I32 = np.zeros(num_blocks, np.int32)
         self.sealed = np.zeros(num_blocks, bool)
@@ -145,6 +145,7 @@ class BlockPool:
         ordered = self.cached.evict(len(self.cached))
         assert ordered.size + self._idle_pinned == idle.size
         self.index.remove(found.tolist())
+        self.cached.forget(found)
         self.indexed[found] = False
         self.pinned[found] = 0
         self._pinned = self._idle_pinned = 0
@@ -173,6 +174,7 @@ class BlockPool:
         self.index.remove(blocks[self.indexed[blocks]].tolist())
         self.indexed[blocks] = False
         self.sealed[blocks] = False
+        self.cached.forget(blocks)
         if self._pinned:
             self._pinned -= int(np.count_nonzero(self.pinned[blocks]))
             self.pinned[blocks] = 0

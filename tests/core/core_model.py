@@ -6,6 +6,7 @@ Also a device: each slot holds what was last written to it, so that what a seque
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,10 +27,12 @@ class ModelSequence:
 class Model:
     """Predicts every number that a PageTable answers, block numbers included."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, eviction: str = "lru") -> None:
         self.block_size = block_size
+        self.eviction = eviction
+        self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
         self.free_blocks = set(range(1, num_blocks))
-        self.cached: list[int] = []  # first to be evicted first
+        self.cached: list[int] = []  # that can be evicted; the one that came first first
         self.sealed: set[int] = set()
         self.index: dict[tuple[object, tuple[int, ...]], int] = {}  # (node before, tokens) -> block
         self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
@@ -57,7 +60,7 @@ class Model:
             held.append((block, node))
         if held:
             self.pins[pin] = until, held
-            self.cached = [block for block in self.cached if not self.pinned(block)]
+            self._uncache([block for block, _ in held])
         return len(held)
 
     def unpin(self, pin: int) -> None:
@@ -75,7 +78,7 @@ class Model:
         idle = [block for block in self.node_of if self.refcount(block) == 0]
         self.sealed -= set(idle)
         self.free_blocks |= set(idle)
-        self.cached, self.index, self.node_of = [], {}, {}
+        self.cached, self.index, self.node_of, self.uses = [], {}, {}, Counter()
         return len(idle)
 
     def available(self) -> int:
@@ -102,7 +105,7 @@ class Model:
         s.table = found
         s.computed = s.writable = len(found) * self.block_size
         s.node = node
-        self.cached = [block for block in self.cached if block not in found]
+        self._uncache(found)
         return s.computed
 
     def changes(self, sequences: list[int], upto: list[int]) -> list[list[tuple[str, int]]]:
@@ -139,7 +142,8 @@ class Model:
                     if place < len(s.table) and place not in moved:
                         self._unseal(s.table[place])
         while len(self.free_blocks) < needed:
-            victim = self.cached.pop(0)
+            victim = min(self.cached, key=lambda block: self.uses[block] if self.eviction == "lfu" else 0)
+            self.cached.remove(victim)
             self._unseal(victim)
             self.free_blocks.add(victim)
             self.evicted += 1
@@ -260,7 +264,12 @@ class Model:
         self.drop(sequence)
         del self.sequences[sequence]
 
+    def _uncache(self, found: list[int]) -> None:
+        self.uses.update(block for block in self.cached if block in found)
+        self.cached = [block for block in self.cached if block not in found]
+
     def _unseal(self, block: int) -> None:
+        del self.uses[block]
         self.sealed.discard(block)
         self.node_of.pop(block, None)
         self.index = {key: found for key, found in self.index.items() if found != block}

@@ -21,6 +21,7 @@ import numpy as np
 
 from block_manager_svc.core import Extended, PageTable
 from block_manager_svc.core.errors import NotFound, OutOfBlocks
+from block_manager_svc.core.eviction import POLICIES
 
 _MASK = (1 << 61) - 1
 
@@ -44,7 +45,7 @@ class Walk:
         self.draw = random.Random(seed)
         self.size = block_size
         self.most, self.longest = sequences, longest
-        self.table = PageTable(num_blocks, block_size)
+        self.table = PageTable(num_blocks, block_size, eviction=self.draw.choice(sorted(POLICIES)))
         self.device = [0] * (num_blocks * block_size)
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()

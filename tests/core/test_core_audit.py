@@ -81,7 +81,7 @@ def reroot(table: PageTable) -> None:
 
 
 def cut_list(table: PageTable) -> None:
-    table._pool.cached._next[5] = 5  # type: ignore[attr-defined]
+    table._pool.cached._list._next[5] = 5  # type: ignore[attr-defined]
 
 
 def overlap_tokens(table: PageTable) -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from block_manager_svc.core import Extended, PageTable, Pinned
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks, SequenceNotFound
+from block_manager_svc.core.eviction import POLICIES
 
 NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
@@ -20,10 +21,10 @@ TOKENS = st.integers(0, 1)
 
 
 class PageTableMachine(RuleBasedStateMachine):
-    @initialize(block_size=st.integers(1, 4))
-    def start(self, block_size: int) -> None:
-        self.table = PageTable(NUM_BLOCKS, block_size)
-        self.model = Model(NUM_BLOCKS, block_size)
+    @initialize(block_size=st.integers(1, 4), eviction=st.sampled_from(sorted(POLICIES)))
+    def start(self, block_size: int, eviction: str) -> None:
+        self.table = PageTable(NUM_BLOCKS, block_size, eviction=eviction)
+        self.model = Model(NUM_BLOCKS, block_size, eviction)
         self.device = Device(NUM_BLOCKS, block_size)
         self.ended: list[int] = []
         self.pins = 0

@@ -40,6 +40,7 @@ def test_every_setting_may_come_from_the_environment_and_the_file(
         "token_budget": 7,
         "max_running": 8,
         "max_queue": 9,
+        "eviction": "lfu",
         "executor_grace": 1.5,
         "heartbeat_interval": 2.5,
         "silence_limit": 12.5,

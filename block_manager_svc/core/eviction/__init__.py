@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
 
+from block_manager_svc.core.eviction.lfu import LFU
+from block_manager_svc.core.eviction.lru import LRU
 from block_manager_svc.core.step import I64
 
 
@@ -17,15 +20,19 @@ class EvictionPolicy(Protocol):
         """Holds blocks from now on; the earlier in `blocks`, the earlier to go. None may be held already."""
 
     def remove(self, blocks: I64) -> None:
-        """Lets go of blocks, because a sequence references them again. All must be held."""
+        """Lets go of blocks, because they were found: referenced again, or pinned. All must be held."""
 
     def evict(self, count: int) -> I64:
         """Lets go of the `count` blocks to be given up first, in that order. At least `count` must be held."""
+
+    def forget(self, blocks: I64) -> None:
+        """Blocks that are not held are to get other content."""
 
     def order(self) -> I64:
         """The blocks held, first to go first, for audits. Costs time proportional to their number."""
 
 
-from block_manager_svc.core.eviction.lru import LRU  # noqa: E402 - after the interface that it implements
+EvictionName = Literal["lru", "lfu"]
+POLICIES: Final[dict[EvictionName, Callable[[int], EvictionPolicy]]] = {"lru": LRU, "lfu": LFU}
 
-__all__ = ["LRU", "EvictionPolicy"]
+__all__ = ["LFU", "LRU", "POLICIES", "EvictionName", "EvictionPolicy"]
