@@ -27,9 +27,6 @@ class Pins:
         self._nodes: dict[int, list[tuple[int, int]]] = {}  # pin -> (block, its node), the prefix's last block first
         self._due: list[tuple[int, int]] = []  # a heap of (until, pin), with those that are gone
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def add(self, pool: BlockPool, blocks: I64, until: int) -> int:
         """Pins findable blocks, given in logical order."""
         pin = next(self._ids)

@@ -83,7 +83,9 @@ class BlockPool:
         idle = blocks[before == 0]
         if idle.size:
             # Last first is how a sequence's blocks came in, see `release`.
-            self.cached.remove(self._not_pinned(idle, -1)[::-1])
+            evictable = self._not_pinned(idle)
+            self.cached.remove(evictable[::-1])
+            self._idle_pinned -= idle.size - evictable.size
             self._referenced += idle.size
             self._sealed += idle.size
         self.refcount[blocks] = before + count
@@ -115,7 +117,10 @@ class BlockPool:
         self._referenced -= dropped.size
         self._sealed -= int(np.count_nonzero(self.sealed[dropped]))
         keep = self.indexed[dropped]
-        self.cached.add(self._not_pinned(dropped[keep], 1))
+        idle = dropped[keep]
+        evictable = self._not_pinned(idle)
+        self.cached.add(evictable)
+        self._idle_pinned += idle.size - evictable.size
         gone = dropped[~keep]
         self.sealed[gone] = False
         self.allocator.free(gone)
@@ -153,13 +158,8 @@ class BlockPool:
         self.allocator.free(idle)
         return int(idle.size)
 
-    def _not_pinned(self, idle: I64, change: int) -> I64:
-        """Those of some cached blocks that are in the order of eviction; the others' count changes by `change` each."""
-        if not self._pinned:
-            return idle
-        in_order: I64 = idle[self.pinned[idle] == 0]
-        self._idle_pinned += change * (idle.size - in_order.size)
-        return in_order
+    def _not_pinned(self, blocks: I64) -> I64:
+        return blocks[self.pinned[blocks] == 0] if self._pinned else blocks
 
     def seal(self, parents: list[int], counts: list[int], tokens: bytes, blocks: I64) -> list[int]:
         """Seals blocks, and indexes those whose content is new behind its prefix. See PrefixIndex.insert."""

@@ -19,10 +19,10 @@ def ranges(first: I64, count: I64) -> I64:
 
     That is `first` itself where all counts are 1.
     """
-    end = count.cumsum()
     if b"\1" not in (count != 1).tobytes():  # a decode step
         return first
-    return np.repeat(first - end + count, count) + np.arange(end[-1] if end.size else 0)
+    end = count.cumsum()
+    return np.repeat(first - end + count, count) + np.arange(end[-1])
 
 
 class RaggedArena:

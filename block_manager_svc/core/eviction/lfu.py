@@ -53,11 +53,9 @@ class LFU:
         victims: list[int] = []
         k = 0
         while len(victims) < count:
-            if part := min(self._held[k], count - len(victims)):
-                first = self._lists.first(part, k)
-                self._lists.cut(first, k)
-                self._held[k] -= part
-                victims += first
+            part = min(self._held[k], count - len(victims))
+            victims += self._lists.pop(part, k)
+            self._held[k] -= part
             k += 1
         self._size -= count
         evicted = np.array(victims, np.int64)

@@ -26,11 +26,11 @@ class BlockLists:
         self._next_item = self._next.data
         self._prev_item = self._prev.data
         for k in range(1, lists):
-            self._link(num_blocks + k - 1, num_blocks + k - 1)
+            self._link(self._sentinel(k), self._sentinel(k))
 
     def append(self, blocks: I64, k: int = 0) -> None:
         """Puts blocks, none of which is in a list, at the end of list k in this order."""
-        sentinel = self._num_blocks + k - 1 if k else 0
+        sentinel = self._sentinel(k)
         self._next[blocks[:-1]] = blocks[1:]
         self._prev[blocks[1:]] = blocks[:-1]
         self._link(self._prev_item[sentinel], int(blocks[0]))
@@ -47,16 +47,22 @@ class BlockLists:
 
     def first(self, count: int, k: int = 0) -> list[int]:
         """The first `count` blocks of list k, which has so many."""
-        block = self._num_blocks + k - 1 if k else 0
+        block = self._sentinel(k)
         blocks = []
         for _ in range(count):
             block = self._next_item[block]
             blocks.append(block)
         return blocks
 
-    def cut(self, blocks: list[int], k: int = 0) -> None:
-        """Takes out what `first` gave, some blocks at least."""
-        self._link(self._num_blocks + k - 1 if k else 0, self._next_item[blocks[-1]])
+    def pop(self, count: int, k: int = 0) -> list[int]:
+        """Takes out what `first` gives."""
+        blocks = self.first(count, k)
+        if blocks:
+            self._link(self._sentinel(k), self._next_item[blocks[-1]])
+        return blocks
+
+    def _sentinel(self, k: int) -> int:
+        return self._num_blocks + k - 1 if k else 0
 
     def _link(self, before: int, after: int) -> None:
         self._next_item[before] = after

@@ -32,9 +32,7 @@ class LRU:
 
     def evict(self, count: int) -> I64:
         assert count <= self._size
-        victims = self._list.first(count)
-        if victims:
-            self._list.cut(victims)
+        victims = self._list.pop(count)
         self._size -= count
         return np.array(victims, np.int64)
 
