@@ -29,17 +29,21 @@ class Apart(Generic[R]):
             threading.Thread(target=_serve, args=(self._asked, self._answers), daemon=True).start()
 
     def run(self, function: Callable[[], R]) -> R:
-        """What `function` returns or raises. After an interrupt it may still run: call `close`, and nothing else."""
+        """What `function` returns or raises. After it has raised, or was interrupted, nothing more is run."""
         if not self._needed:
             return function()
         self._asked.put(function)
-        while True:
-            # Not for ever: an interrupt that another thread raised is seen between two waits.
-            with contextlib.suppress(Empty):
-                answer, error = self._answers.get(timeout=_WAIT)
-                break
-        if error is not None:
-            raise error
+        try:
+            while True:
+                # Not for ever: an interrupt that another thread raised is seen between two waits.
+                with contextlib.suppress(Empty):
+                    answer, error = self._answers.get(timeout=_WAIT)
+                    break
+            if error is not None:
+                raise error
+        except BaseException:
+            self.close()
+            raise
         return answer  # type: ignore[return-value]  # None only where the function returns it
 
     def close(self) -> None:

@@ -41,8 +41,8 @@ class Stream(Iterator[Piece]):
     back. After `cancel()` the iteration ends, with `usage` None.
     """
 
-    def __init__(self, call: Any, address: str, timeout: float | None) -> None:
-        self._apart: Apart[Any] = Apart()
+    def __init__(self, call: Any, apart: Apart[Any], address: str, timeout: float | None) -> None:
+        self._apart = apart
         self._call = call
         self._address = address
         self._timeout = timeout
@@ -144,8 +144,9 @@ class Client:
         """
         request = _convert.generate_request(prompt, chat, token_ids, model, sampling)
         self._check_open()
-        call = run_apart(partial(self._generation.Generate, request, timeout=timeout))
-        return Stream(call, self.address, timeout)
+        apart: Apart[Any] = Apart()
+        call = apart.run(partial(self._generation.Generate, request, timeout=timeout))
+        return Stream(call, apart, self.address, timeout)
 
     def complete(
         self,
