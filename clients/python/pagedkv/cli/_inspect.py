@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pagedkv import BlockStates, BlockTable, Model, Pool, Unavailable
+from pagedkv import BlockStates, BlockTable, Header, Model, Pool, Unavailable
 from pagedkv.cli._app import Address, Format, Timeout, session
 from pagedkv.cli._output import Output, table, write_json, write_tables, write_text
 
@@ -44,7 +44,7 @@ def _write_pool(pool: Pool) -> None:
     ]
     columns = ["state", "device", "host"][: 1 + len(tiers)]
     write_text(
-        f"service {header.service_id}, epoch {header.epoch}, revision {header.revision}; "
+        f"service {header.service_id}, {_moment(header)}; "
         f"a block holds {pool.block_size} tokens in {pool.block_bytes:,} bytes\n\n"
     )
     blocks = table("Blocks", columns, states)
@@ -146,6 +146,10 @@ def _model(model: Model) -> tuple[object, ...]:
     return model.id, model.vocab_size, model.max_context, " ".join(map(str, model.eos_token_ids)), ", ".join(takes)
 
 
+def _moment(header: Header) -> str:
+    return f"epoch {header.epoch}, revision {header.revision}"
+
+
 def reset_cache(
     context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None
 ) -> None:
@@ -155,8 +159,7 @@ def reset_cache(
         if fmt is Output.JSON:
             write_json(reset)
         else:
-            state = f"epoch {reset.header.epoch}, revision {reset.header.revision}"
-            write_text(f"{reset.freed_blocks} cached blocks became free at {state}\n")
+            write_text(f"{reset.freed_blocks} cached blocks became free at {_moment(reset.header)}\n")
 
 
 def audit(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
@@ -166,8 +169,7 @@ def audit(context: typer.Context, address: Address = None, output: Format = None
         if fmt is Output.JSON:
             write_json({"header": found.header, "ok": found.ok, "violations": found.violations})
         else:
-            state = f"epoch {found.header.epoch}, revision {found.header.revision}"
-            write_text(f"{len(found.violations) or 'no'} violations at {state}\n")
+            write_text(f"{len(found.violations) or 'no'} violations at {_moment(found.header)}\n")
             for violation in found.violations:
                 write_text(f"  {violation}\n")
         if not found.ok:
