@@ -333,10 +333,13 @@ class Device:
 
     def run(self, model: Model, sequences: list[int], upto: list[int], extended: Extended) -> None:
         """Copies in order, then writes K/V of the new positions, as a step would."""
+        self.copy(extended)
+        self.write(model, sequences, upto)
+
+    def copy(self, extended: Extended) -> None:
         size = self.block_size
         for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
             self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
-        self.write(model, sequences, upto)
 
     def write(self, model: Model, sequences: list[int], upto: list[int]) -> None:
         """Writes K/V of positions [computed, upto[i]) of each."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from core_model import Device
 
-from block_manager_svc.core import Extended, PageTable
+from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import NotFound, OutOfBlocks
 from block_manager_svc.core.eviction import POLICIES
 
@@ -46,7 +47,7 @@ class Walk:
         self.size = block_size
         self.most, self.longest = sequences, longest
         self.table = PageTable(num_blocks, block_size, eviction=self.draw.choice(sorted(POLICIES)))
-        self.device = [0] * (num_blocks * block_size)
+        self.device = Device(num_blocks, block_size)
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
         # Few beginnings, so that prefixes meet.
@@ -95,7 +96,7 @@ class Walk:
             self.counts["refused"] += 1
             self.free(some[:1])
             return
-        self.copy(grown.extended)
+        self.device.copy(grown.extended)
         ends = grown.slot_indptr.tolist()
         for i, (sequence, tokens, ahead) in enumerate(zip(some, new, lookahead, strict=True)):
             hashes = self.held[sequence].hashes
@@ -105,7 +106,7 @@ class Walk:
             slots = grown.slots[ends[i] : ends[i + 1]].tolist()
             known = slots[: len(slots) - ahead]
             for slot, value in zip(known, hashes[len(hashes) - len(known) :], strict=True):
-                self.device[slot] = value
+                self.device.slots[slot] = value
         self.counts["grow"] += 1
 
     def extend(self, some: list[int]) -> None:
@@ -116,7 +117,7 @@ class Walk:
             self.counts["refused"] += 1
             self.free(some[:1])
             return
-        self.copy(extended)
+        self.device.copy(extended)
         for sequence, to in zip(some, upto, strict=True):
             self.write(sequence, to)
         self.counts["extend"] += 1
@@ -174,16 +175,11 @@ class Walk:
             return
         self.counts["pin"] += 1
 
-    def copy(self, extended: Extended) -> None:
-        size, device = self.size, self.device
-        for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
-            device[dst * size : (dst + 1) * size] = device[src * size : (src + 1) * size]
-
     def write(self, sequence: int, upto: int) -> None:
         held = self.held[sequence]
         entries = self.table.tables([sequence]).indices.tolist()
         for position in range(held.computed, upto):
-            self.device[entries[position // self.size] * self.size + position % self.size] = held.hashes[position]
+            self.device.slots[entries[position // self.size] * self.size + position % self.size] = held.hashes[position]
 
     def read(self, sequence: int) -> None:
         """Asserts that a sequence finds at its computed positions exactly what belongs there."""
@@ -194,7 +190,7 @@ class Walk:
             first, upto = place * size, min((place + 1) * size, held.computed)
             if first >= upto:
                 break
-            found = self.device[block * size : block * size + upto - first]
+            found = self.device.slots[block * size : block * size + upto - first]
             assert found == held.hashes[first:upto], (sequence, place, block)
 
     def check(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from core_walk import Walk, walk
+from core_model import Device
+from core_walk import walk
 
 
 def test_random_walks_keep_every_invariant_and_every_sequence_reads_its_own() -> None:
@@ -20,6 +21,6 @@ def test_the_same_seed_takes_the_same_walk() -> None:
 
 
 def test_a_copy_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Walk, "copy", lambda self, extended: None)
+    monkeypatch.setattr(Device, "copy", lambda self, extended: None)
     with pytest.raises(AssertionError, match=r"seed 2, step \d+: \(\d+, \d+, \d+\)"):
         walk(2, 5_000)
