@@ -6,6 +6,7 @@ import numpy as np
 
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.sequences import Sequences
 
 
@@ -138,7 +139,7 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
         table = s.tables.values(row, int(s.blocks[row])).tolist()
         tokens = s.tokens.values(row, int(s.length[row]))
         full = int(s.computed[row]) // block_size
-        node = int(s.root[row])
+        node = pool.index.serial(int(s.root[row]))
         for place, block in enumerate(table):
             own = tokens[place * block_size : min((place + 1) * block_size, int(s.computed[row]))]
             if place < full and not pool.sealed[block]:
@@ -151,7 +152,7 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
                 if node and place < full and parent != node:
                     wrong.append(f"block {block} of {name} is indexed behind node {parent}, the block before is {node}")
             # 0: the block before is not canonical, so which node stands for it is not known here.
-            node = pool.index.node(block) or 0
+            node = pool.index.serial(pool.index.node(block))
             other, other_place = first_holder.setdefault(block, (row, place))
             if other_place != place:
                 wrong.append(f"block {block} is entry {place} of {name} and {other_place} of sequence {s.id[other]}")
@@ -161,7 +162,8 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
             theirs = s.tokens.values(other, int(s.length[other]))[place * block_size : end]
             if not np.array_equal(theirs, tokens[place * block_size : end]):
                 wrong.append(f"{name} and sequence {s.id[other]} share block {block}, their tokens differ before {end}")
-        node = pool.index.node(table[full - 1]) or 0 if full else int(s.root[row])
-        if node and node != s.node[row]:
-            wrong.append(f"{name} goes on from node {s.node[row]}, its {full} computed blocks end in {node}")
+        end_node = pool.index.node(table[full - 1]) if full else int(s.root[row])
+        after = int(s.node[row])
+        if NO_NODE not in (end_node, after) and pool.index.serial(end_node) != pool.index.serial(after):
+            wrong.append(f"{name} goes on from node {after}, its {full} computed blocks end in {end_node}")
     return wrong

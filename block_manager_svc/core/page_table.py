@@ -15,6 +15,7 @@ from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.ragged import ranges
 from block_manager_svc.core.results import BlockStates, Counters, Extended, Grown, Match, Pinned, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
@@ -222,7 +223,7 @@ class PageTable:
         s.computed[rows] = kept
         s.writable[rows] = np.minimum(s.writable[rows], to)
         for row in shorter.tolist():
-            s.node[row] = self._node_at(row)
+            s.node[row] = self._node_at(row, int(s.computed[row]) // size)
         give_back(s, self._pool, rows, pages, surplus(s, rows, pages))
         self.revision += 1
 
@@ -336,10 +337,12 @@ class PageTable:
     def reset_cache(self) -> int:
         """Nothing that is in the index now is found again, pinned or not. Returns how many cached blocks became free.
 
-        Blocks in use stay with their holders, and so does what these go on to compute behind them: only prompts that
-        are computed from their beginning after this are found.
+        Blocks in use stay with their holders, and what these go on to compute is not found either: only prompts that
+        are computed from their beginning after this are.
         """
         freed = self._pool.forget_all()
+        s = self._sequences
+        s.node[s.computed > 0] = NO_NODE
         self.revision += 1
         return freed
 
@@ -415,18 +418,19 @@ class PageTable:
         whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
         return self._pool.index.find(int(s.root[row]), s.tokens.values(row, whole).tobytes())
 
-    def _node_at(self, row: int) -> int:
-        """The node that the row's computed full blocks end in."""
+    def _node_at(self, row: int, full: int) -> int:
+        """The node that the row's first `full` blocks end in, NO_NODE if they are not found any more."""
         s, index = self._sequences, self._pool.index
-        full = int(s.computed[row]) // self.block_size
+        if s.node[row] == NO_NODE:
+            return NO_NODE
         if not full:
             return int(s.root[row])
         last = index.node(int(s.tables.values(row, full)[-1]))
-        if last is not None:
+        if last != NO_NODE:
             return last
-        # The block is the double of a canonical one, which may be gone by now.
+        # The block is the double of a canonical one, which may have moved, or be gone by now.
         node, blocks = index.find(int(s.root[row]), s.tokens.values(row, full * self.block_size).tobytes())
-        return node if blocks.size == full else index.detached()
+        return node if blocks.size == full else NO_NODE
 
     def _check_upto(self, ids: I64, upto: I64, computed: I64, limit: I64, beyond: str, what: str) -> None:
         wrong = (upto < computed) | (upto > limit)
@@ -467,7 +471,11 @@ class PageTable:
         else:
             tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
             blocks = s.tables.gather(rows, first, count)
-        s.node[rows] = self._pool.seal(s.node[rows].tolist(), counts, tokens, blocks.astype(np.int64))
+        parents = s.node[rows].tolist()
+        for i, node in enumerate(parents):
+            if not self._pool.index.is_alive(node):
+                parents[i] = self._node_at(int(rows[i]), int(first[i]))
+        s.node[rows] = self._pool.seal(parents, counts, tokens, blocks.astype(np.int64))
 
     def _release(self, rows: I64) -> None:
         s = self._sequences

@@ -30,7 +30,7 @@ class Pins:
     def add(self, pool: BlockPool, blocks: I64, until: int) -> int:
         """Pins findable blocks, given in logical order."""
         pin = next(self._ids)
-        self._nodes[pin] = [(block, pool.index.node(block) or 0) for block in blocks[::-1].tolist()]
+        self._nodes[pin] = [(block, pool.index.node(block)) for block in blocks[::-1].tolist()]
         heapq.heappush(self._due, (until, pin))
         pool.pin(blocks)
         return pin

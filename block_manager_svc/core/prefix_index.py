@@ -2,12 +2,12 @@
 
 A trie over full blocks, kept as one dictionary:
 
-    (node of the parent block: 8 bytes | the block's tokens: int32 little-endian)  ->  node
+    (serial of the parent's node: 8 bytes | the block's tokens: int32 little-endian)  ->  node
 
-The key holds the tokens themselves, so a hit is exact and nothing can collide; the parent's node stands for all that
-comes before. A node is a number that is never used again: a serial above, the block's number below. A block that is
-evicted takes its node along, and what was chained behind that node is not found any more, whatever the block holds
-next.
+The key holds the tokens themselves, so a hit is exact and nothing can collide; the parent's serial stands for all that
+comes before. A node is one number: above, a serial that is never used again; below, the block that holds the content
+now. A block that is evicted takes its node along, and what was chained behind that node is not found any more, whatever
+the block holds next. A block that moves keeps its serial, and with it all that is chained behind.
 Each namespace has a root of its own (whose block is 0), so equal tokens of two namespaces never meet.
 """
 
@@ -20,13 +20,16 @@ import numpy as np
 
 from block_manager_svc.core.step import I64
 
+NO_NODE = 0  # in the place of a node: what comes behind it is not indexed
+
 
 class PrefixIndex:
-    __slots__ = ("_keys", "_nodes", "_pieces", "_roots", "_serial", "_shift")
+    __slots__ = ("_keys", "_mask", "_nodes", "_pieces", "_roots", "_serial", "_shift")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._pieces = Struct(f"{4 * block_size}s").iter_unpack  # tokens of one block after another
         self._shift = num_blocks.bit_length()
+        self._mask = (1 << self._shift) - 1
         self._serial = 0
         self._roots: dict[bytes, int] = {}
         self._nodes: dict[bytes, int] = {}
@@ -43,39 +46,46 @@ class PrefixIndex:
             node = self._roots[namespace] = self._new_node(0)
         return node
 
-    def detached(self) -> int:
-        """A node for what comes after blocks that are not found any more: nothing behind it is found either."""
-        return self._new_node(0)
+    def is_alive(self, node: int) -> bool:
+        """Whether a node is a root, or that of the block which it names. Not for one whose block has moved since."""
+        block = node & self._mask
+        if not block:
+            return node != NO_NODE
+        key = self._keys[block]
+        return key is not None and self._nodes[key] == node
 
     def find(self, node: int, tokens: bytes) -> tuple[int, I64]:
         """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way."""
-        child = self._nodes.get
+        child, shift = self._nodes.get, self._shift
         path: list[int] = []
+        serial = node >> shift
         found: int | None
         for (piece,) in self._pieces(tokens):
-            found = child(node.to_bytes(8, "little") + piece)
+            found = child(serial.to_bytes(8, "little") + piece)
             if found is None:
                 break
             path.append(found)
-            node = found
-        return node, np.array(path, np.int64) & ((1 << self._shift) - 1)
+            serial = found >> shift
+        return path[-1] if path else node, np.array(path, np.int64) & self._mask
 
     def insert(
         self, parents: list[int], counts: list[int], tokens: bytes, blocks: list[int]
     ) -> tuple[list[int], list[int]]:
         """Chains the next counts[i] of `blocks` behind node parents[i]; `tokens` (int32) is what all of them hold.
 
-        Where equal content is indexed already, that one stays canonical and the chain goes on from it.
-        Returns the last node of each chain, and those of `blocks` that are indexed now.
+        Where equal content is indexed already, that one stays canonical and the chain goes on from it. Behind NO_NODE
+        nothing is indexed. Returns the last node of each chain, and those of `blocks` that are indexed now.
         """
-        nodes = self._nodes
+        nodes, shift = self._nodes, self._shift
         ends: list[int] = []
         indexed: list[int] = []
         held = zip(blocks, self._pieces(tokens), strict=True)
         for parent, count in zip(parents, counts, strict=True):
             node = parent
             for block, (piece,) in islice(held, count):
-                key = node.to_bytes(8, "little") + piece
+                if node == NO_NODE:
+                    continue
+                key = (node >> shift).to_bytes(8, "little") + piece
                 found = nodes.get(key)
                 if found is None:
                     found = nodes[key] = self._new_node(block)
@@ -93,23 +103,37 @@ class PrefixIndex:
             del self._nodes[key]
             self._keys[block] = None
 
-    def node(self, block: int) -> int | None:
-        """The node of a block; None if it is not indexed."""
+    def move(self, old: list[int], new: list[int]) -> None:
+        """What old[i] is found by, leads to new[i] from now on. `old` are indexed, of `new` none but those in `old`."""
+        keys = [self._keys[block] for block in old]
+        for block in old:
+            self._keys[block] = None
+        for block, key in zip(new, keys, strict=True):
+            assert key is not None
+            self._keys[block] = key
+            self._nodes[key] = self._nodes[key] & ~self._mask | block
+
+    def serial(self, node: int) -> int:
+        """What is the same of a node wherever its block lies."""
+        return node >> self._shift
+
+    def node(self, block: int) -> int:
+        """The node of a block; NO_NODE if it is not indexed."""
         key = self._keys[block]
-        return None if key is None else self._nodes.get(key)
+        return NO_NODE if key is None else self._nodes.get(key, NO_NODE)
 
     def content(self, block: int) -> tuple[int, bytes] | None:
-        """What a block is found by: its parent's node, and its tokens; None if it is not indexed."""
+        """What a block is found by: the serial of its parent's node, and its tokens; None if it is not indexed."""
         key = self._keys[block]
         return None if key is None else (int.from_bytes(key[:8], "little"), key[8:])
 
     def blocks(self) -> I64:
         """All blocks that can be found, for audits. Costs time proportional to their number."""
-        return np.array(list(self._nodes.values()), np.int64) & ((1 << self._shift) - 1)
+        return np.array(list(self._nodes.values()), np.int64) & self._mask
 
     def check(self) -> list[str]:
         """One sentence for each way in which blocks and nodes disagree."""
-        mask = (1 << self._shift) - 1
+        mask = self._mask
         wrong = [
             f"the index leads to block {node & mask}, which is known there by another key"
             for key, node in self._nodes.items()

@@ -24,7 +24,7 @@ class Sequences:
     computed  positions whose K/V are written; what is full below it is sealed
     writable  positions up to which the table may be written, beyond length by a lookahead; computed <= both
     blocks    entries of the block table
-    node      of the prefix index, after computed // block_size blocks
+    node      of the prefix index, after computed // block_size blocks; NO_NODE: what follows is not to be found
     root      of the prefix index, the namespace's
     """
 

@@ -21,7 +21,7 @@ class ModelSequence:
     computed: int = 0
     writable: int = 0
     table: list[int] = field(default_factory=list)
-    node: object = None  # of the index, after the computed full blocks
+    node: object = None  # of the index, after the computed full blocks; None: what follows is not indexed
 
 
 class Model:
@@ -79,6 +79,9 @@ class Model:
         self.sealed -= set(idle)
         self.free_blocks |= set(idle)
         self.cached, self.index, self.node_of, self.uses = [], {}, {}, Counter()
+        for s in self.sequences.values():
+            if s.computed:
+                s.node = None
         return len(idle)
 
     def available(self) -> int:
@@ -167,9 +170,14 @@ class Model:
 
     def commit(self, sequence: int, upto: int) -> None:
         s = self.sequences[sequence]
-        for place in range(s.computed // self.block_size, upto // self.block_size):
+        first = s.computed // self.block_size
+        if upto // self.block_size > first and not self._is_alive(s.node):
+            s.node = self._node_at(s, first)
+        for place in range(first, upto // self.block_size):
             block = s.table[place]
             self.sealed.add(block)
+            if s.node is None:
+                continue
             key = (s.node, tuple(s.tokens[place * self.block_size : (place + 1) * self.block_size]))
             if key not in self.index:
                 self.index[key] = block
@@ -225,15 +233,20 @@ class Model:
             if block not in given[i + 1 :] and self.refcount(block) == 0:
                 self._give_back(block)
 
+    def _is_alive(self, node: object) -> bool:
+        return isinstance(node, tuple) or node in self.node_of.values()
+
     def _node_at(self, s: ModelSequence, full: int) -> object:
-        """The node that its first `full` blocks end in; a new one if the index finds them no more."""
+        """The node that its first `full` blocks end in; None if the index finds them no more."""
         node: object = ("root", s.namespace)
+        if s.node is None:
+            return None
         if full and s.table[full - 1] in self.node_of:
             return self.node_of[s.table[full - 1]]
         for start in range(0, full * self.block_size, self.block_size):
             block = self.index.get((node, tuple(s.tokens[start : start + self.block_size])))
             if block is None:
-                return next(self._nodes)
+                return None
             node = self.node_of[block]
         return node
 

@@ -544,3 +544,47 @@ def test_the_same_commands_give_the_same_state_bit_for_bit() -> None:
         return (table.sequences().tolist(), columns.indices.tolist(), table.states(), str(table.counters))
 
     assert history() == history()
+
+
+def test_a_block_that_was_half_computed_before_a_reset_of_the_cache_is_not_found_when_it_is_full(
+    table: PageTable,
+) -> None:
+    sequence = table.create(prompt(1, 2, 3))
+    run(table, sequence)
+    table.reset_cache()
+    table.append([sequence], [4])
+    run(table, sequence)
+    assert table.match(table.create(prompt(1, 2, 3, 4, 5))).blocks == 0
+    table.free([sequence])
+    assert table.states().cached == 0
+
+
+def test_what_is_sealed_behind_a_block_that_is_gone_is_not_kept_as_cached(table: PageTable) -> None:
+    """The second of two equal sequences chains from the first one's block, and that one is written again."""
+    first, second = table.create(prompt(1, 2, 3, 4, 5)), table.create(prompt(1, 2, 3, 4, 5))
+    run(table, first)
+    run(table, second)
+    table.truncate([first], [3])
+    table.append([first], [9])
+    run(table, first)
+    for token in (6, 7, 8):
+        table.append([second], [token])
+    run(table, second)
+    assert table.match(table.create(prompt(1, 2, 3, 4, 5, 6, 7, 8, 0))).blocks == 0
+    table.free([second])
+    assert table.states().cached == 0
+
+
+def test_a_double_goes_on_from_whichever_block_holds_its_content_now(table: PageTable) -> None:
+    first, second = table.create(prompt(1, 2, 3, 4)), table.create(prompt(1, 2, 3, 4))
+    run(table, first)
+    run(table, second)
+    table.truncate([first], [3])
+    table.append([first], [9])
+    run(table, first)
+    third = table.create(prompt(1, 2, 3, 4, 5))  # computes the same once more, and is found from now on
+    run(table, third)
+    for token in (6, 7, 8, 9):
+        table.append([second], [token])
+    run(table, second)
+    assert table.match(table.create(prompt(1, 2, 3, 4, 6, 7, 8, 9, 0))).blocks == 2

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from block_manager_svc.core.prefix_index import PrefixIndex
+from block_manager_svc.core.prefix_index import NO_NODE, PrefixIndex
 
 SIZE = 2
 
@@ -49,10 +49,10 @@ def test_a_key_holds_the_tokens_themselves(index: PrefixIndex) -> None:
     chain(index, content(1, 2, 3, 4), 7, 8)
     parent, tokens = index.content(8) or (0, b"")
     assert tokens == content(3, 4)
-    assert parent == index.node(7)
-    assert index.content(7) == (index.root(b""), content(1, 2))
+    assert parent == index.serial(index.node(7))
+    assert index.content(7) == (index.serial(index.root(b"")), content(1, 2))
     assert index.content(9) is None
-    assert index.node(9) is None
+    assert index.node(9) == NO_NODE
     # Tokens that agree in all bits but one, and tokens that would agree in a sum or an exclusive or.
     chain(index, content(0x10000, 1), 9)
     assert found(index, content(1, 0x10000)) == []
@@ -73,7 +73,7 @@ def test_of_equal_content_the_first_stays_canonical_and_children_chain_from_it(i
     chain(index, content(1, 2), 3)
     assert chain(index, content(1, 2, 5, 6), 4, 5) == [5]
     assert found(index, content(1, 2, 5, 6)) == [3, 5]
-    assert index.node(4) is None
+    assert index.node(4) == NO_NODE
 
 
 def test_a_removed_block_is_not_found_nor_what_was_behind_it_whatever_it_holds_next(index: PrefixIndex) -> None:
@@ -102,7 +102,39 @@ def test_nodes_are_never_used_again(index: PrefixIndex) -> None:
     for _ in range(20):
         chain(index, content(1, 2), 3)
         node = index.node(3)
-        assert node is not None
+        assert node != NO_NODE
         assert node not in seen
         seen.add(node)
         index.remove([3])
+
+
+def test_a_block_that_moves_takes_along_what_is_chained_behind_it(index: PrefixIndex) -> None:
+    chain(index, content(1, 2, 3, 4, 5, 6), 7, 8, 9)
+    serial = index.serial(index.node(8))
+    index.move([8], [20])
+    assert found(index, content(1, 2, 3, 4, 5, 6)) == [7, 20, 9]
+    assert index.node(8) == NO_NODE
+    assert index.serial(index.node(20)) == serial
+    assert index.check() == []
+    index.move([7, 20], [20, 7])  # each into the place of the other
+    assert found(index, content(1, 2, 3, 4, 5, 6)) == [20, 7, 9]
+    assert index.check() == []
+
+
+def test_a_node_is_alive_while_its_block_is_found_where_it_was(index: PrefixIndex) -> None:
+    chain(index, content(1, 2), 7)
+    node = index.node(7)
+    assert index.is_alive(index.root(b""))
+    assert index.is_alive(node)
+    index.remove([7])
+    assert not index.is_alive(node)
+    chain(index, content(1, 2), 7)
+    assert not index.is_alive(node)
+    assert not index.is_alive(NO_NODE)
+
+
+def test_behind_no_node_nothing_is_indexed(index: PrefixIndex) -> None:
+    ends, indexed = index.insert([NO_NODE, index.root(b"")], [2, 1], content(1, 2, 3, 4, 5, 6), [3, 4, 5])
+    assert indexed == [5]
+    assert ends == [NO_NODE, index.node(5)]
+    assert found(index, content(1, 2)) == []
