@@ -7,17 +7,18 @@ before anything was changed.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks, SequenceNotFound
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.ragged import ranges
-from block_manager_svc.core.results import BlockStates, Counters, Extended, Grown, Match, Pinned, Sharing, Tables
+from block_manager_svc.core.results import Begun, BlockStates, Counters, Extended, Grown, Match, Pinned, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
@@ -71,8 +72,11 @@ class PageTable:
     def counters(self) -> Counters:
         return self._pool.counters
 
-    def create(self, tokens: Integers, namespace: bytes = b"") -> int:
-        """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again."""
+    def create(self, tokens: Integers, namespace: bytes = b"", *, owner: int = 0) -> int:
+        """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
+
+        owner: whose it is, for `check_owner`; the children of a fork have their parent's.
+        """
         content = token_ids(tokens)
         if not content.size:
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
@@ -82,8 +86,64 @@ class PageTable:
         s.tokens.open(row, content)
         s.length[row] = content.size
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
+        s.owner[row] = owner
         self.revision += 1
+        s.changed[row] = self.revision
         return sequence
+
+    def begin(
+        self,
+        counts: Integers,
+        tokens: Integers,
+        lookahead: Integers,
+        namespace: bytes = b"",
+        *,
+        owner: int = 0,
+        most: int | None = None,
+    ) -> Begun:
+        """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
+
+        Blocks that the index finds are referenced, and not evicted for the others; one sequence does not find what
+        another of the same call is still to write. All or nothing: OutOfBlocks as `grow`, where what is found and idle
+        counts as needed. most: slots in the answer, or InvalidArgument TOO_MANY_SLOTS.
+        """
+        count = integers(counts, "counts")
+        count = count_column(count, "counts", count.size)
+        ahead = count_column(lookahead, "lookahead", count.size)
+        content = token_ids(tokens)
+        check_length(content, "tokens", int(count.sum()), "that the counts add up to")
+        if (count == 0).any():
+            raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        s, pool, size = self._sequences, self._pool, self.block_size
+        root = pool.index.root(namespace)
+        end = count.cumsum()
+        prompts = [content[e - n : e] for e, n in zip(end.tolist(), count.tolist(), strict=True)]
+        found = [pool.index.find(root, prompt[: (prompt.size - 1) // size * size].tobytes()) for prompt in prompts]
+        blocks = np.array([hits.size for _, hits in found], np.int64)
+        cached, upto = blocks * size, count + ahead
+        _check_slots(int((upto - cached).sum()), most)
+        distinct = np.unique(np.concatenate([hits for _, hits in found])) if found else blocks
+        idle = int(np.count_nonzero((pool.refcount[distinct] == 0) & (pool.pinned[distinct] == 0)))
+        needed = int(((upto + (size - 1)) // size - blocks).sum()) + idle
+        if needed > pool.available():
+            raise OutOfBlocks(needed, pool.available())
+        ids = np.array([s.add() for _ in prompts], np.int64)
+        rows = s.rows(ids)
+        for row, prompt, (node, hits) in zip(rows.tolist(), prompts, found, strict=True):
+            s.tokens.open(row, prompt)
+            s.node[row] = node
+            if hits.size:
+                pool.share(hits)
+                s.tables.open(row, hits)
+        s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
+        s.root[rows], s.owner[rows] = root, owner
+        carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
+        pool.note_peaks()
+        self.revision += 1
+        s.changed[rows] = self.revision
+        indptr = np.zeros(ids.size + 1, np.int64)
+        np.cumsum(upto - cached, out=indptr[1:])
+        return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto))
 
     def match(self, sequence: int) -> Match:
         """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""
@@ -114,6 +174,8 @@ class PageTable:
             s.computed[row] = s.writable[row] = blocks.size * self.block_size
             s.node[row] = node
         self.revision += 1
+        if blocks.size:
+            s.changed[row] = self.revision
         return int(s.computed[row])
 
     def blocks_needed(self, sequences: Integers, upto: Integers) -> I32:
@@ -141,6 +203,7 @@ class PageTable:
         extended = carry_out(plan, s, self._pool)
         self._pool.note_peaks()
         self.revision += 1
+        s.changed[plan.rows[extended.delta_sequence]] = self.revision
         return extended
 
     def append(self, sequences: Integers, tokens: Integers) -> None:
@@ -157,13 +220,21 @@ class PageTable:
         s.length[rows] = longer
         self.revision += 1
 
-    def grow(self, sequences: Integers, counts: Integers, tokens: Integers, lookahead: Integers) -> Grown:
+    def grow(
+        self,
+        sequences: Integers,
+        counts: Integers,
+        tokens: Integers,
+        lookahead: Integers,
+        *,
+        most: int | None = None,
+    ) -> Grown:
         """Adds counts[i] of `tokens` to each, and makes all that is not computed and lookahead[i] slots more writable.
 
         tokens: int32, those of one sequence after those of another. Afterwards a table has the blocks for
         length + lookahead positions, neither more nor less: what an earlier lookahead did not use comes back.
         Copies as `extend` does. All or nothing: OutOfBlocks if free and evictable blocks and those that come back
-        together fall short.
+        together fall short. most: slots in the answer, or InvalidArgument TOO_MANY_SLOTS.
         """
         ids = integers(sequences, "sequences")
         count = count_column(counts, "counts", ids.size)
@@ -175,6 +246,10 @@ class PageTable:
         length, writable = s.length[rows], s.writable[rows]
         longer = length + count
         upto = longer + ahead
+        first = np.minimum(length, writable)
+        indptr = np.zeros(ids.size + 1, np.int64)
+        np.cumsum(upto - first, out=indptr[1:])
+        _check_slots(int(indptr[-1]), most)
         plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
         pages = (upto + (size - 1)) // size
         back = surplus(s, rows, pages)
@@ -189,9 +264,9 @@ class PageTable:
         extended = carry_out(plan, s, self._pool)
         self._pool.note_peaks()
         self.revision += 1
-        first = np.minimum(length, writable)
-        indptr = np.zeros(ids.size + 1, np.int64)
-        np.cumsum(upto - first, out=indptr[1:])
+        s.changed[rows[extended.delta_sequence]] = self.revision
+        if back.size:
+            s.changed[rows[plan.blocks > pages]] = self.revision
         return Grown(extended, indptr, slots(s, size, rows, first, upto))
 
     def truncate(self, sequences: Integers, lengths: Integers) -> None:
@@ -224,8 +299,10 @@ class PageTable:
         s.writable[rows] = np.minimum(s.writable[rows], to)
         for row in shorter.tolist():
             s.node[row] = self._node_at(row, int(s.computed[row]) // size)
+        shorter = rows[s.blocks[rows] > pages]
         give_back(s, self._pool, rows, pages, surplus(s, rows, pages))
         self.revision += 1
+        s.changed[shorter] = self.revision
 
     def commit(self, sequences: Integers, upto: Integers) -> None:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
@@ -266,7 +343,7 @@ class PageTable:
             s.tokens.open(row, tokens)
             if blocks:
                 s.tables.open(row, entries)
-        for name in ("length", "computed", "node", "root"):
+        for name in ("length", "computed", "node", "root", "owner"):
             values = getattr(s, name)
             values[rows] = values[parent]
         s.blocks[rows] = blocks
@@ -274,6 +351,7 @@ class PageTable:
         self._pool.share(entries.astype(np.int64), count)
         self._pool.note_peaks()
         self.revision += 1
+        s.changed[rows] = self.revision
         return children
 
     def drop(self, sequences: Integers) -> None:
@@ -286,6 +364,7 @@ class PageTable:
             values[rows] = 0
         s.node[rows] = s.root[rows]
         self.revision += 1
+        s.changed[rows] = self.revision
 
     def free(self, sequences: Integers) -> None:
         """Ends sequences and gives their blocks back; what is sealed stays findable until its space is needed."""
@@ -332,6 +411,14 @@ class PageTable:
     def unpin(self, pin: int) -> None:
         """Ends a pin before its time. NotFound PIN_NOT_FOUND: it has ended, or never was."""
         self._pins.remove(self._pool, pin)
+        self.revision += 1
+
+    def unpin_all(self, pins: Integers) -> None:
+        """`unpin` for each of some distinct pins, or for none of them."""
+        ids = integers(pins, "pins").tolist()
+        self._pins.check(ids)
+        for pin in ids:
+            self._pins.remove(self._pool, pin)
         self.revision += 1
 
     def reset_cache(self) -> int:
@@ -392,16 +479,35 @@ class PageTable:
         indices = s.tables.gather(rows, np.zeros_like(blocks), blocks)
         last = s.writable[rows] - (blocks - 1) * self.block_size
         last = np.where(blocks > 0, np.clip(last, 0, self.block_size), 0).astype(np.int32)
-        return Tables(indptr, indices, last, self._pool.refcount[indices])
+        return Tables(indptr, indices, last, self._pool.refcount[indices], s.changed[rows])
 
     @property
     def next_sequence(self) -> int:
         """No id from here on was given out."""
         return self._sequences.next
 
-    def sequences(self) -> I64:
-        """Ids that are alive, in order of creation."""
-        return self._sequences.id[self._sequences.alive()]
+    def sequences(self, *, owner: int | None = None) -> I64:
+        """Ids that are alive, in order of creation. owner: only those that are its."""
+        s = self._sequences
+        rows = s.alive()
+        return s.id[rows if owner is None else rows[s.owner[rows] == owner]]
+
+    def alive(self, sequences: Integers) -> NDArray[np.bool_]:
+        """Whether each of these ids, given out by this page table, is alive."""
+        return self._sequences.holds(integers(sequences, "sequences"))
+
+    def changed(self, sequences: Integers) -> I64:
+        """The revision at which the entries of each table last changed."""
+        s = self._sequences
+        return s.changed[s.rows(integers(sequences, "sequences"))]
+
+    def check_owner(self, sequences: Integers, owner: int) -> None:
+        """SequenceNotFound for the first that is not alive, or not `owner`'s: others' are none of its business."""
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        others = s.owner[s.rows(ids)] != owner
+        if b"\1" in others.tobytes():
+            raise SequenceNotFound(int(ids[others.nonzero()[0][0]]))
 
     def states(self) -> BlockStates:
         return self._pool.states()
@@ -486,3 +592,13 @@ class PageTable:
             self._pool.release(tables[0].astype(np.int64))
         elif tables:
             self._pool.release_repeated(np.concatenate(tables).astype(np.int64))
+
+
+def _check_slots(slots: int, most: int | None) -> None:
+    if most is not None and slots > most:
+        raise InvalidArgument(
+            "TOO_MANY_SLOTS",
+            f"the answer would name {slots} slots, {most} more fit in: ask in parts",
+            slots=slots,
+            limit=most,
+        )

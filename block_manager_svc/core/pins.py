@@ -35,10 +35,18 @@ class Pins:
         pool.pin(blocks)
         return pin
 
+    def check(self, pins: list[int]) -> None:
+        """That all of these are held, and distinct. NotFound PIN_NOT_FOUND as `remove`."""
+        seen: set[int] = set()
+        for pin in pins:
+            if pin not in self._nodes or pin in seen:
+                raise _not_held(pin)
+            seen.add(pin)
+
     def remove(self, pool: BlockPool, pin: int) -> None:
         """NotFound PIN_NOT_FOUND: it was removed, its time is over, or it never was."""
         if pin not in self._nodes:
-            raise NotFound("PIN_NOT_FOUND", f"pin {pin} is not held: its time is over, or it never was", pin=pin)
+            raise _not_held(pin)
         pool.unpin(self._held(pool, self._nodes.pop(pin)))
 
     def end(self, pool: BlockPool, now: int) -> None:
@@ -55,3 +63,7 @@ class Pins:
 
     def _held(self, pool: BlockPool, nodes: list[tuple[int, int]]) -> I64:
         return np.array([block for block, node in nodes if pool.index.node(block) == node], np.int64)
+
+
+def _not_held(pin: int) -> NotFound:
+    return NotFound("PIN_NOT_FOUND", f"pin {pin} is not held: its time is over, or it never was", pin=pin)

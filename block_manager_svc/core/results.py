@@ -66,17 +66,29 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """New sequences (i64, their ids), the tokens of each that are computed already (i64), and slots as in Grown."""
+
+    sequences: I64
+    cached: I64
+    slot_indptr: I64
+    slots: I64
+
+
+@dataclass(frozen=True, slots=True)
 class Tables:
     """Block tables as CSR: sequence i owns indices[indptr[i] : indptr[i + 1]] (i32 all).
 
     last_page_len: writable positions in the last block, 0 for an empty table.
     refcount:      references to indices[j], over all tables.
+    changed:       i64, the page table's revision at which the entries of each last changed.
     """
 
     indptr: I32
     indices: I32
     last_page_len: I32
     refcount: I32
+    changed: I64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ skips are rare. No id is ever used twice.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
-_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root")
+_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "owner", "changed")
 
 
 class Sequences:
@@ -26,6 +27,8 @@ class Sequences:
     blocks    entries of the block table
     node      of the prefix index, after computed // block_size blocks; NO_NODE: what follows is not to be found
     root      of the prefix index, the namespace's
+    owner     whose it is, as its creator said
+    changed   revision of the page table at which the entries of the block table last changed
     """
 
     __slots__ = (*_COLUMNS, "_last", "_last_key", "_mark", "_mask", "_next", "_size", "_taken", "tables", "tokens")
@@ -37,6 +40,8 @@ class Sequences:
     blocks: I64
     node: I64
     root: I64
+    owner: I64
+    changed: I64
 
     def __init__(self, capacity: int = 64, *, first: int = 1) -> None:
         self._mask = capacity - 1
@@ -112,6 +117,11 @@ class Sequences:
             raise InvalidArgument("DUPLICATE_SEQUENCE", f"sequence {sequence} is named twice", sequence=sequence)
         self._last_key, self._last = key, rows
         return rows
+
+    def holds(self, ids: I64) -> NDArray[np.bool_]:
+        """Whether each of these ids, above 0, is alive."""
+        held: NDArray[np.bool_] = self.id[ids & self._mask] == ids
+        return held
 
     def alive(self) -> I64:
         """Rows in use, in order of creation."""

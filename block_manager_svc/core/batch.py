@@ -1,0 +1,212 @@
+"""A batch: an ordered list of commands, each with its own result; one that is refused changes nothing.
+
+What the commands move leaves as one list of block ops, in decision order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from block_manager_svc.core.arguments import count_column
+from block_manager_svc.core.commands import (
+    Append,
+    Command,
+    Commit,
+    Create,
+    Fork,
+    Free,
+    Pin,
+    Truncate,
+    Unpin,
+    referred,
+)
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused
+from block_manager_svc.core.page_table import PageTable
+from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
+
+MAX_SLOTS: Final = 1 << 20  # in the results of one batch
+MAX_CHILDREN: Final = 1 << 16  # of one batch
+
+_NONE: Final = np.empty(0, np.int64)
+_NONE_I32: Final = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class Done:
+    """What a command gave; columns that its kind does not have are empty.
+
+    sequences:           i64, the ids that it made.
+    cached:              i64, tokens of each new prompt whose K/V are there already.
+    slot_indptr, slots:  i64, as in Grown: the positions that are new to write.
+    copy_src, copy_dst:  i32, blocks copied before anything is written.
+    pin, pinned:         id of the pin, and the tokens that it holds.
+    """
+
+    sequences: I64 = field(default_factory=lambda: _NONE)
+    cached: I64 = field(default_factory=lambda: _NONE)
+    slot_indptr: I64 = field(default_factory=lambda: _NONE)
+    slots: I64 = field(default_factory=lambda: _NONE)
+    copy_src: I32 = field(default_factory=lambda: _NONE_I32)
+    copy_dst: I32 = field(default_factory=lambda: _NONE_I32)
+    pin: int = 0
+    pinned: int = 0
+
+
+@dataclass(slots=True)
+class Executed:
+    """results: one for each command. touched: i64, the sequences that were made or named and are alive, ascending."""
+
+    results: list[Done | Refused]
+    ops: BlockOps
+    touched: I64
+
+
+def execute(table: PageTable, commands: list[Command], *, owner: int = 0) -> Executed:
+    """Executes commands in order. Sequences that are not `owner`'s count as not there.
+
+    A command is refused as the table's method refuses it, or with FailedPrecondition REFERENCE_INVALID,
+    InvalidArgument TOO_MANY_SLOTS or TOO_MANY_CHILDREN; the others go on.
+    """
+    batch = _Batch(table, owner)
+    for command in commands:
+        try:
+            result: Done | Refused = batch.run(command)
+        except Refused as refused:
+            result = refused
+        batch.results.append(result)
+    return Executed(batch.results, batch.ops(), batch.touched())
+
+
+class _Batch:
+    """One batch under way."""
+
+    __slots__ = ("_children", "_freed", "_named", "_owner", "_slots", "_table", "results")
+
+    def __init__(self, table: PageTable, owner: int) -> None:
+        self.results: list[Done | Refused] = []
+        self._table = table
+        self._owner = owner
+        self._slots = MAX_SLOTS  # that may still be named
+        self._children = MAX_CHILDREN  # that may still be made
+        self._named: list[I64] = []
+        self._freed = False
+
+    def run(self, command: Command) -> Done:
+        match command:
+            case Append():
+                return self._append(command)
+            case Commit():
+                sequences = self._sequences(command.sequences)
+                self._table.commit(sequences, command.upto)
+            case Create():
+                return self._create(command)
+            case Fork():
+                return self._fork(command)
+            case Truncate():
+                sequences = self._sequences(command.sequences)
+                self._table.truncate(sequences, command.lengths)
+            case Free():
+                sequences = self._sequences(command.sequences)
+                self._table.free(sequences)
+                self._freed = True
+            case Pin():
+                pinned = self._table.pin(command.tokens, command.until, command.namespace)
+                return Done(pin=pinned.pin, pinned=pinned.tokens)
+            case Unpin():
+                self._table.unpin_all(self._resolve(command.pins, _made_pins))
+                return Done()
+        self._named.append(sequences)
+        return Done()
+
+    def _append(self, command: Append) -> Done:
+        sequences = self._sequences(command.sequences)
+        grown = self._table.grow(sequences, command.counts, command.tokens, command.lookahead, most=self._slots)
+        self._slots -= grown.slots.size
+        self._named.append(sequences)
+        extended = grown.extended
+        return Done(
+            slot_indptr=grown.slot_indptr, slots=grown.slots, copy_src=extended.copy_src, copy_dst=extended.copy_dst
+        )
+
+    def _create(self, command: Create) -> Done:
+        begun = self._table.begin(
+            command.counts, command.tokens, command.lookahead, command.namespace, owner=self._owner, most=self._slots
+        )
+        self._slots -= begun.slots.size
+        self._named.append(begun.sequences)
+        return Done(sequences=begun.sequences, cached=begun.cached, slot_indptr=begun.slot_indptr, slots=begun.slots)
+
+    def _fork(self, command: Fork) -> Done:
+        sequences = self._sequences(command.sequences)
+        counts = count_column(command.counts, "counts", sequences.size)
+        if (total := int(counts.sum())) > self._children:
+            raise InvalidArgument(
+                "TOO_MANY_CHILDREN",
+                f"{total} children, {self._children} more can be made in this batch: fork in parts",
+                children=total,
+                limit=self._children,
+            )
+        if (counts == 0).any():
+            raise InvalidArgument("COUNT_OUT_OF_RANGE", "0 children: at least 1", count=0)
+        self._children -= total
+        fork = self._table.fork
+        made = [fork(sequence, count) for sequence, count in zip(sequences.tolist(), counts.tolist(), strict=True)]
+        children = np.concatenate(made) if made else _NONE
+        self._named += (sequences, children)
+        return Done(sequences=children)
+
+    # --- ids ----------------------------------------------------------------------------------------------------------
+
+    def _sequences(self, column: I64) -> I64:
+        """The sequences that a column names, all alive, distinct and the owner's."""
+        ids = self._resolve(column, _made_sequences)
+        self._table.check_owner(ids, self._owner)
+        return ids
+
+    def _resolve(self, column: I64, made: Callable[[Done], I64]) -> I64:
+        """The column with ids in the place of its references. made: what of a result they may name."""
+        if not column.size or int(column.min()) >= 0:
+            return column
+        ids = column.copy()
+        for at in (column < 0).nonzero()[0].tolist():
+            item, position = referred(int(column[at]))
+            result = self.results[item] if item < len(self.results) else None
+            candidates = made(result) if isinstance(result, Done) else _NONE
+            if position >= candidates.size:
+                raise FailedPrecondition(
+                    "REFERENCE_INVALID",
+                    f"item {item} has not made what position {position} refers to: it has failed, comes later, or "
+                    f"made {candidates.size} of the kind",
+                    item=item,
+                    position=position,
+                )
+            ids[at] = candidates[position]
+        return ids
+
+    # --- what it leaves -----------------------------------------------------------------------------------------------
+
+    def ops(self) -> BlockOps:
+        copied = [result for result in self.results if isinstance(result, Done) and result.copy_src.size]
+        if not copied:
+            return BlockOps()
+        src = np.concatenate([result.copy_src for result in copied])
+        dst = np.concatenate([result.copy_dst for result in copied])
+        return BlockOps(np.full(src.size, OpKind.COPY, np.uint8), src, dst)
+
+    def touched(self) -> I64:
+        if not self._named:
+            return _NONE
+        ids = np.unique(np.concatenate(self._named))
+        return ids[self._table.alive(ids)] if self._freed else ids
+
+
+def _made_sequences(result: Done) -> I64:
+    return result.sequences
+
+
+def _made_pins(result: Done) -> I64:
+    return np.array([result.pin], np.int64) if result.pin else _NONE
