@@ -4,6 +4,7 @@ Everything happens in one event loop and one call at a time: the core has a sing
 
     gateways ── submit / cancel ──► StepLoop ── plan ──► OpStream ── send ──► Link ──► executor
              ◄── rows of tokens ──         ◄── complete ──        ◄── result ──
+    engines  ── batch ──► PageTable ── block ops ──►
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import structlog
 
 from block_manager_svc.core import PageTable
+from block_manager_svc.core.batch import Executed, execute
+from block_manager_svc.core.commands import Command, Pin
 from block_manager_svc.core.errors import (
     Aborted,
     AlreadyExists,
@@ -28,6 +31,7 @@ from block_manager_svc.core.errors import (
 )
 from block_manager_svc.core.eviction import EvictionName
 from block_manager_svc.core.step import I32, StepOutputs, StepPlan
+from block_manager_svc.engine_steps import EngineSteps
 from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
 from block_manager_svc.scheduling.request import Sampling, SequenceState, TokenRow
@@ -37,6 +41,7 @@ log = structlog.get_logger(__name__)
 
 # A step that was lost this often in a row without a result is not tried again: its calls end.
 MAX_FRUITLESS = 5
+ENGINES = 1  # owner of the sequences that engines bring; the step loop's have 0
 RETRY_SOON = 1.0  # seconds; how long a restart of the other side usually takes
 
 
@@ -151,10 +156,12 @@ class Manager:
         self._loop: StepLoop | None = None
         self._link: Link | None = None
         self._callers: dict[int, _Caller] = {}
+        self._engine_steps = EngineSteps()
         self._grace: asyncio.TimerHandle | None = None
         self._awake = False
         self._idle = asyncio.Event()  # no calls
         self._idle.set()
+        self._began_ns = time.monotonic_ns()
         self._steps = self._step_ns = self._executor_us = 0
         self._step_began = 0
         self._fruitless = 0  # steps lost since the last result
@@ -231,6 +238,58 @@ class Manager:
         if self._link is not None:
             self._link.close(Draining("this service is about to stop: attach again after a pause"))
 
+    # --- batches of engines -------------------------------------------------------------------------------------------
+
+    def execute(self, commands: Sequence[Command | Refused]) -> tuple[Executed, int]:
+        """Executes an engine's batch, see core.batch; and the step that carries its block ops, 0 if there are none.
+
+        Raises EXECUTOR_UNAVAILABLE, DRAINING, WINDOW_FULL; and BATCH_FAILED, after which the pool begins anew.
+        """
+        loop, link = self._ready(), self._link
+        assert link is not None
+        self._engine_steps.check_room()
+        table = loop.table
+        before = table.available()
+        try:
+            executed = execute(table, commands, owner=ENGINES)
+        except Exception as fault:
+            log.error("a batch was executed halfway", exc_info=fault)
+            why = Aborted("BATCH_FAILED", "a fault of the service, its log says why: every sequence is gone")
+            self.distrust(link, why)
+            raise why from fault
+        step_id = 0
+        if executed.ops.kind.size:
+            step_id = self._send(StepPlan(ops=executed.ops), link)
+            self._engine_steps.sent(step_id)
+        if table.available() > before:
+            self._wake()  # a call may wait for these blocks
+        for command in commands:
+            if isinstance(command, Pin):
+                asyncio.get_running_loop().call_later((command.until - table.now) / 1000, self._end_pins)
+        return executed, step_id
+
+    async def wait_completed(self, step_id: int, seconds: float | None) -> None:
+        """Until a step that `execute` gave is completed. Raises STEP_NOT_COMPLETED, POOL_RESET, EXECUTOR_UNAVAILABLE.
+
+        To be called before anything else is awaited, so that the step is still of this epoch.
+        """
+        await self._engine_steps.wait(step_id, seconds)
+
+    def now(self) -> int:
+        """The page table's clock, ms, brought up to this moment. Raises EXECUTOR_UNAVAILABLE, DRAINING."""
+        self._ready()
+        return self._advance()
+
+    def _advance(self) -> int:
+        assert self._loop is not None
+        now = (time.monotonic_ns() - self._began_ns) // 1_000_000
+        self._loop.table.advance(now)
+        return now
+
+    def _end_pins(self) -> None:
+        self._advance()
+        self._wake()  # a call may wait for these blocks
+
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
@@ -253,8 +312,13 @@ class Manager:
         if plan is None:
             return
         self._step_began = began
+        self._send(plan, self._link)
+
+    def _send(self, plan: StepPlan, link: Link) -> int:
+        """Puts a decided step into the stream, at once, so that the order of steps is that of decisions."""
         step = self._stream.push(self._encode(plan, self._stream.last_step + 1))
-        self._link.send(step, self._stream.results_durable_through)
+        link.send(step, self._stream.results_durable_through)
+        return step.step_id
 
     def take_result(self, link: Link, step_id: int, outputs: StepOutputs, executor_us: int) -> None:
         """A result from the executor. A result that came before is ignored; one that can't be ends the link."""
@@ -263,11 +327,18 @@ class Manager:
         try:
             if not self._stream.is_news(step_id):
                 return
-            self._loop.check_outputs(outputs)
+            of_engine = step_id in self._engine_steps
+            if of_engine:
+                _check_empty(outputs)
+            else:
+                self._loop.check_outputs(outputs)
         except ValueError as error:
             self.distrust(link, InvalidArgument("RESULT_INVALID", f"step {step_id}: {error}", step_id=step_id))
             return
         self._stream.record()
+        if of_engine:
+            self._engine_steps.completed(step_id)
+            return
         try:
             news = self._loop.complete(outputs)
         except Exception as fault:
@@ -364,6 +435,9 @@ class Manager:
         if self._loop is None:
             self._loop = StepLoop(table, self._capacity(hello), namespace)
             return
+        self._engine_steps.give_up(
+            Aborted("POOL_RESET", "the pool was reset: every sequence is gone, make them anew"), forget=True
+        )
         self._give_up_on_fruitless_steps()
         old = self._loop.table.counters
         self._before = (self._before[0] + old.copies_on_write, self._before[1] + old.evicted_blocks)
@@ -407,6 +481,7 @@ class Manager:
         why = f"no executor came back within {self.limits.executor_grace_s} s: try again"
         for call in list(self._callers):
             self._fail(call, ExecutorUnavailable(why))
+        self._engine_steps.give_up(ExecutorUnavailable(f"the batch stands, but {why}"), forget=False)
 
     def distrust(self, link: Link, why: Refused) -> None:
         """The two sides disagree on a step: say so, close, and begin anew when the executor attaches again."""
@@ -468,6 +543,12 @@ class Manager:
             waiting=self._loop.waiting,
             steps_in_flight=self._stream.in_flight,
         )
+
+
+def _check_empty(outputs: StepOutputs) -> None:
+    """Raises ValueError unless these can be the outputs of a step that computes nothing."""
+    if sampled := len(outputs.token_ids):
+        raise ValueError(f"{sampled} tokens of a step that samples none")
 
 
 def _describe(hello: ExecutorHello) -> dict[str, object]:

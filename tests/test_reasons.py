@@ -20,7 +20,7 @@ NO_CODE = "-"  # a reason that travels in another way than as a call's status
 
 # Sections of docs/errors.md, by who raises what they list.
 BLOCK_MANAGER = ("GetPool", "ListSequences", "GetBlockTables", "Audit", "ResetCache")  # one section for all of them
-SERVICE = ("Every call of the service", "Generate", ", ".join(BLOCK_MANAGER), "Attach", "Core")
+SERVICE = ("Every call of the service", "Generate", ", ".join(BLOCK_MANAGER), "StepBatch", "Attach", "Core")
 SECTIONS = {
     "block_manager_svc": SERVICE,
     "gpu_executor/rpc": ("ReadKv",),
@@ -33,6 +33,7 @@ TABLES = {
     "GenerationService": "Every call of the service",
     "BlockManagerService": "Every call of the service",
     "Generate": "Generate",
+    "StepBatch": "StepBatch",
     "Attach": "Attach",
     "ReadKv": "ReadKv",
 }
@@ -46,8 +47,10 @@ SERVED_BY = {
     "block_manager_svc/text/chat.py": {"Generate"},
     "block_manager_svc/text/model.py": {"Generate", "Attach"},
     "block_manager_svc/scheduling/loop.py": {"Generate"},
-    "block_manager_svc/manager.py": {"Generate", "Attach"},
+    "block_manager_svc/manager.py": {"Generate", "StepBatch", "Attach"},
+    "block_manager_svc/engine_steps.py": {"StepBatch"},
     "block_manager_svc/rpc/block_manager.py": {"GetBlockTables"},
+    "block_manager_svc/rpc/step_batch.py": {"StepBatch"},
     "block_manager_svc/rpc/link.py": {"Attach"},
     "gpu_executor/link/server.py": {"ReadKv"},
 }

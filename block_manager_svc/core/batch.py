@@ -5,7 +5,7 @@ What the commands move leaves as one list of block ops, in decision order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,16 +65,17 @@ class Executed:
     touched: I64
 
 
-def execute(table: PageTable, commands: list[Command], *, owner: int = 0) -> Executed:
+def execute(table: PageTable, commands: Sequence[Command | Refused], *, owner: int = 0) -> Executed:
     """Executes commands in order. Sequences that are not `owner`'s count as not there.
 
+    What was refused before it became a command keeps its place among the results.
     A command is refused as the table's method refuses it, or with FailedPrecondition REFERENCE_INVALID,
     InvalidArgument TOO_MANY_SLOTS or TOO_MANY_CHILDREN; the others go on.
     """
     batch = _Batch(table, owner)
     for command in commands:
         try:
-            result: Done | Refused = batch.run(command)
+            result = command if isinstance(command, Refused) else batch.run(command)
         except Refused as refused:
             result = refused
         batch.results.append(result)

@@ -11,6 +11,7 @@ import numpy as np
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, SequenceNotFound
 from block_manager_svc.manager import Manager
+from block_manager_svc.rpc.step_batch import StepBatch
 from block_manager_svc.scheduling.request import SequenceState
 from pagedkv.v1 import block_manager_pb2 as pb
 from pagedkv.v1 import block_manager_pb2_grpc
@@ -21,6 +22,7 @@ _LARGEST = 2**63 - 1  # the wire's u64 holds more than the core's i64
 _STATES = {
     SequenceState.WAITING: pb.SEQUENCE_STATE_WAITING,
     SequenceState.RUNNING: pb.SEQUENCE_STATE_RUNNING,
+    SequenceState.ENGINE: pb.SEQUENCE_STATE_ENGINE,
 }
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,6 +33,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._step_batch = StepBatch(manager)
 
     async def GetPool(self, request: pb.GetPoolRequest, context: _Context) -> pb.GetPoolResponse:  # noqa: N802
         table = self._table()
@@ -68,7 +71,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
             computed=table.computed(sequences).tolist(),
             blocks=np.diff(csr.indptr).tolist(),
             shared_blocks=np.diff(shared[csr.indptr]).tolist(),
-            state=[_STATES[states.get(sequence, SequenceState.WAITING)] for sequence in sequences.tolist()],
+            state=[_STATES[states.get(sequence, SequenceState.ENGINE)] for sequence in sequences.tolist()],
         )
 
     async def GetBlockTables(  # noqa: N802
@@ -95,6 +98,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
             indices=csr.indices.tolist(),
             last_page_len=csr.last_page_len.tolist(),
             refcount=csr.refcount.tolist(),
+            table_revision=csr.changed.tolist(),
         )
 
     async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
@@ -107,6 +111,11 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         table = self._table()
         freed = self._manager.reset_cache()
         return pb.ResetCacheResponse(header=self._header(table), freed_blocks=freed)
+
+    async def StepBatch(  # noqa: N802
+        self, request: pb.StepBatchRequest, context: _Context
+    ) -> pb.StepBatchResponse:
+        return await self._step_batch(request, context)
 
     def _table(self) -> PageTable:
         table = self._manager.page_table

@@ -37,18 +37,25 @@ def code_of(refused: errors.Refused) -> grpc.StatusCode:
 
 def status_of(refused: errors.Refused) -> Status:
     """google.rpc.Status: ErrorInfo with the numbers as strings, and RetryInfo where waiting helps."""
-    info = ErrorInfo(
-        reason=refused.reason,
-        domain=DOMAIN,
-        metadata={name: _cut(str(value), MAX_NUMBER_CHARS) for name, value in refused.numbers.items()},
-    )
     status = Status(code=code_of(refused).value[0], message=_cut(refused.message, MAX_MESSAGE_CHARS))
+    info = ErrorInfo(reason=refused.reason, domain=DOMAIN, metadata=numbers_of(refused))
     status.details.add().Pack(info)
-    if refused.retry_after is not None:
-        delay = Duration()
-        delay.FromNanoseconds(round(refused.retry_after * 1e9))
+    if (delay := retry_delay(refused)) is not None:
         status.details.add().Pack(RetryInfo(retry_delay=delay))
     return status
+
+
+def numbers_of(refused: errors.Refused) -> dict[str, str]:
+    return {name: _cut(str(value), MAX_NUMBER_CHARS) for name, value in refused.numbers.items()}
+
+
+def retry_delay(refused: errors.Refused) -> Duration | None:
+    """None: waiting does not help."""
+    if refused.retry_after is None:
+        return None
+    delay = Duration()
+    delay.FromNanoseconds(round(refused.retry_after * 1e9))
+    return delay
 
 
 def _cut(text: str, limit: int) -> str:

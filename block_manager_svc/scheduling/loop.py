@@ -30,6 +30,8 @@ from block_manager_svc.scheduling.flight import NO_TOKEN, InFlight, Picked
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
 from block_manager_svc.scheduling.rows import Rows
 
+OWNER = 0  # of the loop's sequences; whatever others are in the page table are none of its business
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -107,7 +109,7 @@ class StepLoop:
             )
         call = Call(self._last_call + 1, prompt, sampling, max_tokens=max_tokens)
         lead = call.samples[0]
-        lead.sequence = self.table.create(call.prompt, self._namespace)
+        lead.sequence = self.table.create(call.prompt, self._namespace, owner=OWNER)
         self._last_call = call.id
         self._calls[call.id] = call
         self._waiting.append(lead)
@@ -211,7 +213,8 @@ class StepLoop:
         """Lets waiting samples in, in order of arrival, while rows, budget and blocks last.
 
         Blocks are counted for all tokens that the running know, not only for this step's chunks, and one more for
-        each of them, so that an admission does not force a preemption right away.
+        each of them, so that an admission does not force a preemption right away. A pool that is the loop's alone has
+        room for any sample then; one that engines hold blocks of may have none, until they give some back.
         """
         budget = self.capacity.token_budget - int(chunk.sum())
         places = self.capacity.max_rows - sum(sample.width for sample in self._running)
@@ -224,10 +227,7 @@ class StepLoop:
             length = int(self.table.length(_one(sample.sequence))[0])
             hits = self.table.match(sample.sequence)
             blocks = -(-length // self.table.block_size) - hits.blocks
-            alone = not self._running
-            if sample.width > places:
-                break
-            if not alone and promised + blocks + hits.idle_blocks > self.table.available():
+            if sample.width > places or promised + blocks + hits.idle_blocks > self.table.available():
                 break
             del self._waiting[0]
             cached = self.table.reuse(sample.sequence)
@@ -414,7 +414,7 @@ class StepLoop:
             except Refused as refusal:
                 lost[call.id] = refusal
                 continue
-            sample.sequence = table.create(tokens[sample], namespace)
+            sample.sequence = table.create(tokens[sample], namespace, owner=OWNER)
             self._waiting.append(sample)
         return lost
 
@@ -436,8 +436,9 @@ class StepLoop:
         """Every invariant between calls, rows and sequences: a sentence, with numbers, for each that does not hold."""
         wrong = []
         held = [sample.sequence for sample in [*self._running, *self._waiting]]
-        if sorted(held) != sorted(self.table.sequences().tolist()):
-            wrong.append(f"the queues hold sequences {sorted(held)}, the page table {self.table.sequences().tolist()}")
+        own = self.table.sequences(owner=OWNER).tolist()
+        if sorted(held) != sorted(own):
+            wrong.append(f"the queues hold sequences {sorted(held)}, the page table {own}")
         for sample in [*self._running, *self._waiting]:
             if sample.call.id not in self._calls:
                 wrong.append(f"sequence {sample.sequence} belongs to call {sample.call.id}, which is not known")

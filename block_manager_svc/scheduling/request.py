@@ -18,6 +18,7 @@ class FinishReason(IntEnum):
 class SequenceState(IntEnum):
     WAITING = 1  # holds no blocks
     RUNNING = 2
+    ENGINE = 3  # not the loop's: of an engine that schedules itself
 
 
 @dataclass(frozen=True, slots=True)

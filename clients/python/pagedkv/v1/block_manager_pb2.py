@@ -22,45 +22,76 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagedkv/v1/block_manager.proto\x12\npagedkv.v1\"B\n\x0bReplyHeader\x12\x12\n\nservice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"\x10\n\x0eGetPoolRequest\"\x81\x02\n\x0fGetPoolResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12%\n\x04host\x18\x05 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12$\n\x07sharing\x18\x06 \x01(\x0b\x32\x13.pagedkv.v1.Sharing\x12&\n\x08\x61\x63tivity\x18\x07 \x01(\x0b\x32\x14.pagedkv.v1.Activity\"\x80\x01\n\x0b\x42lockStates\x12\x0c\n\x04null\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06sealed\x18\x05 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xaa\x01\n\x07Sharing\x12\x15\n\rtable_entries\x18\x01 \x01(\x04\x12\x19\n\x11referenced_blocks\x18\x02 \x01(\x04\x12\x15\n\rshared_blocks\x18\x03 \x01(\x04\x12\x1a\n\x12peak_table_entries\x18\x04 \x01(\x04\x12\x1e\n\x16peak_referenced_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12peak_shared_blocks\x18\x06 \x01(\x04\"\x9f\x02\n\x08\x41\x63tivity\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x63opies_on_write\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x0f\n\x07step_us\x18\x0c \x01(\x04\x12\x13\n\x0b\x65xecutor_us\x18\r \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\"\x16\n\x14ListSequencesRequest\"\xc5\x01\n\x15ListSequencesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x63omputed\x18\x04 \x03(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x15\n\rshared_blocks\x18\x06 \x03(\r\x12(\n\x05state\x18\x07 \x03(\x0e\x32\x19.pagedkv.v1.SequenceState\")\n\x15GetBlockTablesRequest\x12\x10\n\x08sequence\x18\x01 \x03(\x04\"\xb1\x01\n\x16GetBlockTablesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x03(\x04\x12\x0e\n\x06indptr\x18\x04 \x03(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x15\n\rlast_page_len\x18\x06 \x03(\r\x12\x10\n\x08refcount\x18\x07 \x03(\r\"\x13\n\x11ResetCacheRequest\"S\n\x12ResetCacheResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x14\n\x0c\x66reed_blocks\x18\x02 \x01(\r\"\x0e\n\x0c\x41uditRequest\"L\n\rAuditResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nviolations\x18\x02 \x03(\t*g\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x32\x93\x03\n\x13\x42lockManagerService\x12\x42\n\x07GetPool\x12\x1a.pagedkv.v1.GetPoolRequest\x1a\x1b.pagedkv.v1.GetPoolResponse\x12T\n\rListSequences\x12 .pagedkv.v1.ListSequencesRequest\x1a!.pagedkv.v1.ListSequencesResponse\x12W\n\x0eGetBlockTables\x12!.pagedkv.v1.GetBlockTablesRequest\x1a\".pagedkv.v1.GetBlockTablesResponse\x12<\n\x05\x41udit\x12\x18.pagedkv.v1.AuditRequest\x1a\x19.pagedkv.v1.AuditResponse\x12K\n\nResetCache\x12\x1d.pagedkv.v1.ResetCacheRequest\x1a\x1e.pagedkv.v1.ResetCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagedkv/v1/block_manager.proto\x12\npagedkv.v1\x1a\x1egoogle/protobuf/duration.proto\"B\n\x0bReplyHeader\x12\x12\n\nservice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"\x10\n\x0eGetPoolRequest\"\x81\x02\n\x0fGetPoolResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\'\n\x06\x64\x65vice\x18\x04 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12%\n\x04host\x18\x05 \x01(\x0b\x32\x17.pagedkv.v1.BlockStates\x12$\n\x07sharing\x18\x06 \x01(\x0b\x32\x13.pagedkv.v1.Sharing\x12&\n\x08\x61\x63tivity\x18\x07 \x01(\x0b\x32\x14.pagedkv.v1.Activity\"\x80\x01\n\x0b\x42lockStates\x12\x0c\n\x04null\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x10\n\x08reserved\x18\x03 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\r\x12\x0e\n\x06sealed\x18\x05 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x06 \x01(\r\x12\x13\n\x0bquarantined\x18\x07 \x01(\r\"\xaa\x01\n\x07Sharing\x12\x15\n\rtable_entries\x18\x01 \x01(\x04\x12\x19\n\x11referenced_blocks\x18\x02 \x01(\x04\x12\x15\n\rshared_blocks\x18\x03 \x01(\x04\x12\x1a\n\x12peak_table_entries\x18\x04 \x01(\x04\x12\x1e\n\x16peak_referenced_blocks\x18\x05 \x01(\x04\x12\x1a\n\x12peak_shared_blocks\x18\x06 \x01(\x04\"\x9f\x02\n\x08\x41\x63tivity\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x15\n\rcached_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x16\n\x0esampled_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x63opies_on_write\x18\x06 \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x07 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x0f\n\x07step_us\x18\x0c \x01(\x04\x12\x13\n\x0b\x65xecutor_us\x18\r \x01(\x04\x12\x0f\n\x07running\x18\t \x01(\r\x12\x0f\n\x07waiting\x18\n \x01(\r\x12\x17\n\x0fsteps_in_flight\x18\x0b \x01(\r\"\x16\n\x14ListSequencesRequest\"\xc5\x01\n\x15ListSequencesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x10\n\x08sequence\x18\x02 \x03(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x63omputed\x18\x04 \x03(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12\x15\n\rshared_blocks\x18\x06 \x03(\r\x12(\n\x05state\x18\x07 \x03(\x0e\x32\x19.pagedkv.v1.SequenceState\")\n\x15GetBlockTablesRequest\x12\x10\n\x08sequence\x18\x01 \x03(\x04\"\xc9\x01\n\x16GetBlockTablesResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x03(\x04\x12\x0e\n\x06indptr\x18\x04 \x03(\r\x12\x0f\n\x07indices\x18\x05 \x03(\r\x12\x15\n\rlast_page_len\x18\x06 \x03(\r\x12\x10\n\x08refcount\x18\x07 \x03(\r\x12\x16\n\x0etable_revision\x18\x08 \x03(\x04\"\x13\n\x11ResetCacheRequest\"S\n\x12ResetCacheResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x14\n\x0c\x66reed_blocks\x18\x02 \x01(\r\"\x0e\n\x0c\x41uditRequest\"L\n\rAuditResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12\x12\n\nviolations\x18\x02 \x03(\t\"I\n\x10StepBatchRequest\x12\x0f\n\x07no_wait\x18\x03 \x01(\x08\x12$\n\x05items\x18\x04 \x03(\x0b\x32\x15.pagedkv.v1.BatchItem\"\xf2\x02\n\tBatchItem\x12+\n\x06\x63reate\x18\x01 \x01(\x0b\x32\x19.pagedkv.v1.CreateCommandH\x00\x12+\n\x06\x61ppend\x18\x02 \x01(\x0b\x32\x19.pagedkv.v1.AppendCommandH\x00\x12+\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x19.pagedkv.v1.CommitCommandH\x00\x12\'\n\x04\x66ork\x18\x04 \x01(\x0b\x32\x17.pagedkv.v1.ForkCommandH\x00\x12/\n\x08truncate\x18\x05 \x01(\x0b\x32\x1b.pagedkv.v1.TruncateCommandH\x00\x12\'\n\x04\x66ree\x18\x06 \x01(\x0b\x32\x17.pagedkv.v1.FreeCommandH\x00\x12%\n\x03pin\x18\t \x01(\x0b\x32\x16.pagedkv.v1.PinCommandH\x00\x12)\n\x05unpin\x18\n \x01(\x0b\x32\x18.pagedkv.v1.UnpinCommandH\x00\x42\t\n\x07\x63ommand\"S\n\rCreateCommand\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x11\n\tlookahead\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\"U\n\rAppendCommand\x12\x11\n\tsequences\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x11\n\tlookahead\x18\x04 \x01(\x0c\"0\n\rCommitCommand\x12\x11\n\tsequences\x18\x01 \x01(\x0c\x12\x0c\n\x04upto\x18\x02 \x01(\x0c\"0\n\x0b\x46orkCommand\x12\x11\n\tsequences\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\"5\n\x0fTruncateCommand\x12\x11\n\tsequences\x18\x01 \x01(\x0c\x12\x0f\n\x07lengths\x18\x02 \x01(\x0c\" \n\x0b\x46reeCommand\x12\x11\n\tsequences\x18\x01 \x01(\x0c\"=\n\nPinCommand\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\x04\"\x1c\n\x0cUnpinCommand\x12\x0c\n\x04pins\x18\x01 \x01(\x0c\"\xc3\x01\n\x0b\x42\x61tchResult\x12%\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x16.pagedkv.v1.BatchError\x12\x11\n\tsequences\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x0c\x12\x13\n\x0bslot_indptr\x18\x04 \x01(\x0c\x12\r\n\x05slots\x18\x05 \x01(\x0c\x12\x10\n\x08\x63opy_src\x18\x06 \x01(\x0c\x12\x10\n\x08\x63opy_dst\x18\x07 \x01(\x0c\x12\x0b\n\x03pin\x18\x08 \x01(\x04\x12\x15\n\rpinned_tokens\x18\t \x01(\r\"\xd4\x01\n\nBatchError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x36\n\x08metadata\x18\x04 \x03(\x0b\x32$.pagedkv.v1.BatchError.MetadataEntry\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa7\x01\n\x11StepBatchResponse\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.pagedkv.v1.ReplyHeader\x12(\n\x07results\x18\x02 \x03(\x0b\x32\x17.pagedkv.v1.BatchResult\x12\x16\n\x0etable_sequence\x18\x03 \x01(\x0c\x12\x16\n\x0etable_revision\x18\x04 \x01(\x0c\x12\x0f\n\x07step_id\x18\x05 \x01(\x04*\x82\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x02\x12\x19\n\x15SEQUENCE_STATE_ENGINE\x10\x03\x32\xdd\x03\n\x13\x42lockManagerService\x12\x42\n\x07GetPool\x12\x1a.pagedkv.v1.GetPoolRequest\x1a\x1b.pagedkv.v1.GetPoolResponse\x12T\n\rListSequences\x12 .pagedkv.v1.ListSequencesRequest\x1a!.pagedkv.v1.ListSequencesResponse\x12W\n\x0eGetBlockTables\x12!.pagedkv.v1.GetBlockTablesRequest\x1a\".pagedkv.v1.GetBlockTablesResponse\x12<\n\x05\x41udit\x12\x18.pagedkv.v1.AuditRequest\x1a\x19.pagedkv.v1.AuditResponse\x12K\n\nResetCache\x12\x1d.pagedkv.v1.ResetCacheRequest\x1a\x1e.pagedkv.v1.ResetCacheResponse\x12H\n\tStepBatch\x12\x1c.pagedkv.v1.StepBatchRequest\x1a\x1d.pagedkv.v1.StepBatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagedkv.v1.block_manager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEQUENCESTATE']._serialized_start=1633
-  _globals['_SEQUENCESTATE']._serialized_end=1736
-  _globals['_REPLYHEADER']._serialized_start=46
-  _globals['_REPLYHEADER']._serialized_end=112
-  _globals['_GETPOOLREQUEST']._serialized_start=114
-  _globals['_GETPOOLREQUEST']._serialized_end=130
-  _globals['_GETPOOLRESPONSE']._serialized_start=133
-  _globals['_GETPOOLRESPONSE']._serialized_end=390
-  _globals['_BLOCKSTATES']._serialized_start=393
-  _globals['_BLOCKSTATES']._serialized_end=521
-  _globals['_SHARING']._serialized_start=524
-  _globals['_SHARING']._serialized_end=694
-  _globals['_ACTIVITY']._serialized_start=697
-  _globals['_ACTIVITY']._serialized_end=984
-  _globals['_LISTSEQUENCESREQUEST']._serialized_start=986
-  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1008
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1011
-  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1208
-  _globals['_GETBLOCKTABLESREQUEST']._serialized_start=1210
-  _globals['_GETBLOCKTABLESREQUEST']._serialized_end=1251
-  _globals['_GETBLOCKTABLESRESPONSE']._serialized_start=1254
-  _globals['_GETBLOCKTABLESRESPONSE']._serialized_end=1431
-  _globals['_RESETCACHEREQUEST']._serialized_start=1433
-  _globals['_RESETCACHEREQUEST']._serialized_end=1452
-  _globals['_RESETCACHERESPONSE']._serialized_start=1454
-  _globals['_RESETCACHERESPONSE']._serialized_end=1537
-  _globals['_AUDITREQUEST']._serialized_start=1539
-  _globals['_AUDITREQUEST']._serialized_end=1553
-  _globals['_AUDITRESPONSE']._serialized_start=1555
-  _globals['_AUDITRESPONSE']._serialized_end=1631
-  _globals['_BLOCKMANAGERSERVICE']._serialized_start=1739
-  _globals['_BLOCKMANAGERSERVICE']._serialized_end=2142
+  _globals['_BATCHERROR_METADATAENTRY']._loaded_options = None
+  _globals['_BATCHERROR_METADATAENTRY']._serialized_options = b'8\001'
+  _globals['_SEQUENCESTATE']._serialized_start=3175
+  _globals['_SEQUENCESTATE']._serialized_end=3305
+  _globals['_REPLYHEADER']._serialized_start=78
+  _globals['_REPLYHEADER']._serialized_end=144
+  _globals['_GETPOOLREQUEST']._serialized_start=146
+  _globals['_GETPOOLREQUEST']._serialized_end=162
+  _globals['_GETPOOLRESPONSE']._serialized_start=165
+  _globals['_GETPOOLRESPONSE']._serialized_end=422
+  _globals['_BLOCKSTATES']._serialized_start=425
+  _globals['_BLOCKSTATES']._serialized_end=553
+  _globals['_SHARING']._serialized_start=556
+  _globals['_SHARING']._serialized_end=726
+  _globals['_ACTIVITY']._serialized_start=729
+  _globals['_ACTIVITY']._serialized_end=1016
+  _globals['_LISTSEQUENCESREQUEST']._serialized_start=1018
+  _globals['_LISTSEQUENCESREQUEST']._serialized_end=1040
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_start=1043
+  _globals['_LISTSEQUENCESRESPONSE']._serialized_end=1240
+  _globals['_GETBLOCKTABLESREQUEST']._serialized_start=1242
+  _globals['_GETBLOCKTABLESREQUEST']._serialized_end=1283
+  _globals['_GETBLOCKTABLESRESPONSE']._serialized_start=1286
+  _globals['_GETBLOCKTABLESRESPONSE']._serialized_end=1487
+  _globals['_RESETCACHEREQUEST']._serialized_start=1489
+  _globals['_RESETCACHEREQUEST']._serialized_end=1508
+  _globals['_RESETCACHERESPONSE']._serialized_start=1510
+  _globals['_RESETCACHERESPONSE']._serialized_end=1593
+  _globals['_AUDITREQUEST']._serialized_start=1595
+  _globals['_AUDITREQUEST']._serialized_end=1609
+  _globals['_AUDITRESPONSE']._serialized_start=1611
+  _globals['_AUDITRESPONSE']._serialized_end=1687
+  _globals['_STEPBATCHREQUEST']._serialized_start=1689
+  _globals['_STEPBATCHREQUEST']._serialized_end=1762
+  _globals['_BATCHITEM']._serialized_start=1765
+  _globals['_BATCHITEM']._serialized_end=2135
+  _globals['_CREATECOMMAND']._serialized_start=2137
+  _globals['_CREATECOMMAND']._serialized_end=2220
+  _globals['_APPENDCOMMAND']._serialized_start=2222
+  _globals['_APPENDCOMMAND']._serialized_end=2307
+  _globals['_COMMITCOMMAND']._serialized_start=2309
+  _globals['_COMMITCOMMAND']._serialized_end=2357
+  _globals['_FORKCOMMAND']._serialized_start=2359
+  _globals['_FORKCOMMAND']._serialized_end=2407
+  _globals['_TRUNCATECOMMAND']._serialized_start=2409
+  _globals['_TRUNCATECOMMAND']._serialized_end=2462
+  _globals['_FREECOMMAND']._serialized_start=2464
+  _globals['_FREECOMMAND']._serialized_end=2496
+  _globals['_PINCOMMAND']._serialized_start=2498
+  _globals['_PINCOMMAND']._serialized_end=2559
+  _globals['_UNPINCOMMAND']._serialized_start=2561
+  _globals['_UNPINCOMMAND']._serialized_end=2589
+  _globals['_BATCHRESULT']._serialized_start=2592
+  _globals['_BATCHRESULT']._serialized_end=2787
+  _globals['_BATCHERROR']._serialized_start=2790
+  _globals['_BATCHERROR']._serialized_end=3002
+  _globals['_BATCHERROR_METADATAENTRY']._serialized_start=2955
+  _globals['_BATCHERROR_METADATAENTRY']._serialized_end=3002
+  _globals['_STEPBATCHRESPONSE']._serialized_start=3005
+  _globals['_STEPBATCHRESPONSE']._serialized_end=3172
+  _globals['_BLOCKMANAGERSERVICE']._serialized_start=3308
+  _globals['_BLOCKMANAGERSERVICE']._serialized_end=3785
 # @@protoc_insertion_point(module_scope)

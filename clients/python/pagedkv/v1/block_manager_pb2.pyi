@@ -1,3 +1,6 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -12,9 +15,11 @@ class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEQUENCE_STATE_UNSPECIFIED: _ClassVar[SequenceState]
     SEQUENCE_STATE_WAITING: _ClassVar[SequenceState]
     SEQUENCE_STATE_RUNNING: _ClassVar[SequenceState]
+    SEQUENCE_STATE_ENGINE: _ClassVar[SequenceState]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
+SEQUENCE_STATE_ENGINE: SequenceState
 
 class ReplyHeader(_message.Message):
     __slots__ = ("service_id", "epoch", "revision")
@@ -141,7 +146,7 @@ class GetBlockTablesRequest(_message.Message):
     def __init__(self, sequence: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetBlockTablesResponse(_message.Message):
-    __slots__ = ("header", "block_size", "sequence", "indptr", "indices", "last_page_len", "refcount")
+    __slots__ = ("header", "block_size", "sequence", "indptr", "indices", "last_page_len", "refcount", "table_revision")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +154,7 @@ class GetBlockTablesResponse(_message.Message):
     INDICES_FIELD_NUMBER: _ClassVar[int]
     LAST_PAGE_LEN_FIELD_NUMBER: _ClassVar[int]
     REFCOUNT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
     header: ReplyHeader
     block_size: int
     sequence: _containers.RepeatedScalarFieldContainer[int]
@@ -156,7 +162,8 @@ class GetBlockTablesResponse(_message.Message):
     indices: _containers.RepeatedScalarFieldContainer[int]
     last_page_len: _containers.RepeatedScalarFieldContainer[int]
     refcount: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., last_page_len: _Optional[_Iterable[int]] = ..., refcount: _Optional[_Iterable[int]] = ...) -> None: ...
+    table_revision: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., last_page_len: _Optional[_Iterable[int]] = ..., refcount: _Optional[_Iterable[int]] = ..., table_revision: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResetCacheRequest(_message.Message):
     __slots__ = ()
@@ -181,3 +188,158 @@ class AuditResponse(_message.Message):
     header: ReplyHeader
     violations: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StepBatchRequest(_message.Message):
+    __slots__ = ("no_wait", "items")
+    NO_WAIT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    no_wait: bool
+    items: _containers.RepeatedCompositeFieldContainer[BatchItem]
+    def __init__(self, no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+
+class BatchItem(_message.Message):
+    __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "pin", "unpin")
+    CREATE_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    create: CreateCommand
+    append: AppendCommand
+    commit: CommitCommand
+    fork: ForkCommand
+    truncate: TruncateCommand
+    free: FreeCommand
+    pin: PinCommand
+    unpin: UnpinCommand
+    def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ...) -> None: ...
+
+class CreateCommand(_message.Message):
+    __slots__ = ("counts", "tokens", "lookahead", "adapter")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    tokens: bytes
+    lookahead: bytes
+    adapter: str
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class AppendCommand(_message.Message):
+    __slots__ = ("sequences", "counts", "tokens", "lookahead")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    counts: bytes
+    tokens: bytes
+    lookahead: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ...) -> None: ...
+
+class CommitCommand(_message.Message):
+    __slots__ = ("sequences", "upto")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    upto: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., upto: _Optional[bytes] = ...) -> None: ...
+
+class ForkCommand(_message.Message):
+    __slots__ = ("sequences", "counts")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    counts: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ...) -> None: ...
+
+class TruncateCommand(_message.Message):
+    __slots__ = ("sequences", "lengths")
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    lengths: bytes
+    def __init__(self, sequences: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+
+class FreeCommand(_message.Message):
+    __slots__ = ("sequences",)
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    sequences: bytes
+    def __init__(self, sequences: _Optional[bytes] = ...) -> None: ...
+
+class PinCommand(_message.Message):
+    __slots__ = ("tokens", "adapter", "ttl_ms")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    adapter: str
+    ttl_ms: int
+    def __init__(self, tokens: _Optional[bytes] = ..., adapter: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class UnpinCommand(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: bytes
+    def __init__(self, pins: _Optional[bytes] = ...) -> None: ...
+
+class BatchResult(_message.Message):
+    __slots__ = ("error", "sequences", "cached", "slot_indptr", "slots", "copy_src", "copy_dst", "pin", "pinned_tokens")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_INDPTR_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    COPY_SRC_FIELD_NUMBER: _ClassVar[int]
+    COPY_DST_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    error: BatchError
+    sequences: bytes
+    cached: bytes
+    slot_indptr: bytes
+    slots: bytes
+    copy_src: bytes
+    copy_dst: bytes
+    pin: int
+    pinned_tokens: int
+    def __init__(self, error: _Optional[_Union[BatchError, _Mapping]] = ..., sequences: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., slot_indptr: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., copy_src: _Optional[bytes] = ..., copy_dst: _Optional[bytes] = ..., pin: _Optional[int] = ..., pinned_tokens: _Optional[int] = ...) -> None: ...
+
+class BatchError(_message.Message):
+    __slots__ = ("code", "reason", "message", "metadata", "retry_delay")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    message: str
+    metadata: _containers.ScalarMap[str, str]
+    retry_delay: _duration_pb2.Duration
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class StepBatchResponse(_message.Message):
+    __slots__ = ("header", "results", "table_sequence", "table_revision", "step_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    results: _containers.RepeatedCompositeFieldContainer[BatchResult]
+    table_sequence: bytes
+    table_revision: bytes
+    step_id: int
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., table_sequence: _Optional[bytes] = ..., table_revision: _Optional[bytes] = ..., step_id: _Optional[int] = ...) -> None: ...

@@ -66,6 +66,11 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
                 _registered_method=True)
+        self.StepBatch = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/StepBatch',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.StepBatchRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.StepBatchResponse.FromString,
+                _registered_method=True)
 
 
 class BlockManagerServiceServicer:
@@ -141,6 +146,63 @@ class BlockManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StepBatch(self, request, context):
+        """For engines that bring their own model: changes sequences, by an ordered
+        list of items. The only call that does; docs/engines.md is its guide.
+
+        * Items run in order, each all or nothing. A failing item changes nothing,
+        says so in its own result, and the rest goes on: the call is OK.
+        * An item is itself a batch over columns: 256 appends are one item. Columns are
+        raw little-endian, as named beside each field; columns of one item have equal length.
+        * Where an item takes ids, a reference may stand for one that an earlier item of
+        the same request makes: 1 << 63 | item << 32 | position in its result's column.
+        * Blocks that the items move travel to the executor as one step of the op
+        stream. A reply with copies comes when that step is completed, unless `no_wait`;
+        what the caller then does to slots MUST come after `step_id` in the executor's order.
+        * Sequences live until they are freed or the pool is reset (a new epoch), and are
+        seen by this call alone: Generate's are not there for it, nor its for Generate.
+        Blocks of a sequence move within calls that name it, never behind its back.
+        * Freeing or truncating says: nothing is in flight that touches these blocks.
+
+        Of an item, as its result's error; nothing of it has happened:
+
+        | Error               | Code                | Recovery                                               |
+        |---------------------|---------------------|--------------------------------------------------------|
+        | ITEM_EMPTY          | INVALID_ARGUMENT    | set one command                                        |
+        | COLUMN_LENGTH       | INVALID_ARGUMENT    | a column is a whole number of values                   |
+        | UNEQUAL_COLUMNS     | INVALID_ARGUMENT    | one value a sequence; as many tokens as counts add up to |
+        | NO_TOKENS           | INVALID_ARGUMENT    | a prompt has at least one token                        |
+        | TOKEN_OUT_OF_RANGE  | INVALID_ARGUMENT    | tokens lie in [0, 2^31)                                |
+        | COUNT_OUT_OF_RANGE  | INVALID_ARGUMENT    | counts lie in [0, 2^31); a fork makes at least one     |
+        | LENGTH_OUT_OF_RANGE | INVALID_ARGUMENT    | truncate to 1 .. the tokens that there are             |
+        | UPTO_BELOW_COMPUTED | INVALID_ARGUMENT    | what is committed stays; truncate first                |
+        | UPTO_NOT_WRITABLE   | INVALID_ARGUMENT    | commit what has tokens and slots                       |
+        | DUPLICATE_SEQUENCE  | INVALID_ARGUMENT    | name a sequence once in an item                        |
+        | TOO_MANY_SLOTS      | INVALID_ARGUMENT    | the reply would be too large: ask in parts             |
+        | TOO_MANY_CHILDREN   | INVALID_ARGUMENT    | fork in parts                                          |
+        | UNTIL_PASSED        | INVALID_ARGUMENT    | ttl_ms is at least 1                                   |
+        | SEQUENCE_NOT_FOUND  | NOT_FOUND           | it has ended, or is not this caller's, or never was    |
+        | PREFIX_NOT_CACHED   | NOT_FOUND           | compute and commit it first                            |
+        | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
+        | REFERENCE_INVALID   | FAILED_PRECONDITION | what it refers to was not made: see that item          |
+        | OUT_OF_BLOCKS       | RESOURCE_EXHAUSTED  | free or truncate; the numbers say how many             |
+
+        Of the call; nothing has happened, but where it says otherwise:
+
+        | Error                | Code               | Recovery                                             |
+        |----------------------|--------------------|------------------------------------------------------|
+        | TOO_MANY_ITEMS       | INVALID_ARGUMENT   | send in parts; the limits are in the numbers         |
+        | WINDOW_FULL          | RESOURCE_EXHAUSTED | the executor is behind: retry after RetryInfo        |
+        | STEP_NOT_COMPLETED   | DEADLINE_EXCEEDED  | the batch stands; it was not completed in time       |
+        | POOL_RESET           | ABORTED            | every sequence is gone: make them anew               |
+        | BATCH_FAILED         | ABORTED            | a fault of the service; every sequence is gone       |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor is attached, or none came back: retry    |
+        | DRAINING             | UNAVAILABLE        | the service is about to stop: use another            |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BlockManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -168,6 +230,11 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     servicer.ResetCache,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.SerializeToString,
+            ),
+            'StepBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.StepBatch,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.StepBatchRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.StepBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -312,6 +379,33 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/ResetCache',
             pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StepBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/StepBatch',
+            pagedkv_dot_v1_dot_block__manager__pb2.StepBatchRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.StepBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

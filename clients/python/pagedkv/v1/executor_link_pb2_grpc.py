@@ -75,6 +75,7 @@ class ExecutorLinkServiceServicer:
         | EXECUTOR_SILENT       | DEADLINE_EXCEEDED   | attach again                                         |
         | PLAN_FAILED           | ABORTED             | attach again; the service resets                     |
         | RESULT_LOST           | ABORTED             | attach again; the service resets                     |
+        | BATCH_FAILED          | ABORTED             | attach again; the service resets                     |
         | STEP_REFUSED          | ABORTED             | attach again; the service resets                     |
         | DRAINING              | UNAVAILABLE         | attach again after a pause                           |
         | INTERNAL              | INTERNAL            | a fault of the service: attach again, see its log    |

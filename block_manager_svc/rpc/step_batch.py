@@ -1,0 +1,212 @@
+"""StepBatch: from columns on the wire to commands of the core, and from their results back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc.aio
+import numpy as np
+
+from block_manager_svc.core import commands
+from block_manager_svc.core.batch import Done, Executed
+from block_manager_svc.core.errors import InvalidArgument, Refused
+from block_manager_svc.core.step import I32, I64
+from block_manager_svc.manager import Manager
+from block_manager_svc.rpc.errors import numbers_of, retry_delay, status_of
+from pagedkv.v1 import block_manager_pb2 as pb
+
+MAX_ITEMS: Final = 4096
+_REPLY_S: Final = 0.05  # before the caller's deadline, so that it still hears why
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StepBatch:
+    """The rpc, over one manager."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def __call__(self, request: pb.StepBatchRequest, context: _Context) -> pb.StepBatchResponse:
+        """Executes the batch before anything is awaited; so a caller that goes away cannot leave it halfway."""
+        manager = self._manager
+        if (asked := len(request.items)) > MAX_ITEMS:
+            raise InvalidArgument(
+                "TOO_MANY_ITEMS",
+                f"{asked} items, at most {MAX_ITEMS} go at once: send in parts",
+                asked=asked,
+                limit=MAX_ITEMS,
+            )
+        now = manager.now()
+        executed, step_id = manager.execute([_command(item, now) for item in request.items])
+        reply = self._reply(executed, step_id)
+        if step_id and not request.no_wait:
+            await manager.wait_completed(step_id, _patience(context))
+        return reply
+
+    def _reply(self, executed: Executed, step_id: int) -> pb.StepBatchResponse:
+        manager = self._manager
+        table = manager.page_table
+        assert table is not None
+        touched = executed.touched
+        return pb.StepBatchResponse(
+            header=pb.ReplyHeader(service_id=manager.service_id, epoch=manager.epoch, revision=table.revision),
+            results=map(_result, executed.results),
+            table_sequence=_as_u64(touched),
+            table_revision=_as_u64(table.changed(touched)),
+            step_id=step_id,
+        )
+
+
+def _patience(context: _Context) -> float | None:
+    """Seconds that the caller still waits, less what a reply takes; None: for ever."""
+    remaining = context.time_remaining()
+    return None if remaining is None else max(0.0, remaining - _REPLY_S)
+
+
+# --- in --------------------------------------------------------------------------------------------------------------
+
+
+def _u64(column: bytes, name: str) -> I64:
+    """Ids and references; a reference, with the top bit set, becomes negative, as core.commands has it."""
+    _check_width(column, name, 8)
+    return np.frombuffer(column, "<i8")
+
+
+def _u32(column: bytes, name: str) -> I64:
+    _check_width(column, name, 4)
+    return np.frombuffer(column, "<u4").astype(np.int64)
+
+
+def _i32(column: bytes, name: str) -> I32:
+    _check_width(column, name, 4)
+    return np.frombuffer(column, "<i4")
+
+
+def _check_width(column: bytes, name: str, width: int) -> None:
+    if len(column) % width:
+        raise InvalidArgument(
+            "COLUMN_LENGTH",
+            f"{name} has {len(column)} bytes: its values have {width} each",
+            field=name,
+            bytes=len(column),
+            width=width,
+        )
+
+
+def _counts(column: bytes, values: int) -> I64:
+    """One each, where the column is left out."""
+    return _u32(column, "counts") if column else np.ones(values, np.int64)
+
+
+def _lookahead(column: bytes, values: int) -> I64:
+    return _u32(column, "lookahead") if column else np.zeros(values, np.int64)
+
+
+def _namespace(adapter: str) -> bytes:
+    """Apart from the namespace of the executor's own model: an engine computes its own K/V."""
+    return b"\0engine\0" + adapter.encode()
+
+
+def _create(m: pb.CreateCommand, now: int) -> commands.Create:
+    counts = _u32(m.counts, "counts")
+    return commands.Create(
+        counts, _i32(m.tokens, "tokens"), _lookahead(m.lookahead, counts.size), _namespace(m.adapter)
+    )
+
+
+def _append(m: pb.AppendCommand, now: int) -> commands.Append:
+    sequences = _u64(m.sequences, "sequences")
+    return commands.Append(
+        sequences,
+        _counts(m.counts, sequences.size),
+        _i32(m.tokens, "tokens"),
+        _lookahead(m.lookahead, sequences.size),
+    )
+
+
+def _commit(m: pb.CommitCommand, now: int) -> commands.Commit:
+    return commands.Commit(_u64(m.sequences, "sequences"), _u32(m.upto, "upto"))
+
+
+def _fork(m: pb.ForkCommand, now: int) -> commands.Fork:
+    sequences = _u64(m.sequences, "sequences")
+    return commands.Fork(sequences, _counts(m.counts, sequences.size))
+
+
+def _truncate(m: pb.TruncateCommand, now: int) -> commands.Truncate:
+    return commands.Truncate(_u64(m.sequences, "sequences"), _u32(m.lengths, "lengths"))
+
+
+def _free(m: pb.FreeCommand, now: int) -> commands.Free:
+    return commands.Free(_u64(m.sequences, "sequences"))
+
+
+def _pin(m: pb.PinCommand, now: int) -> commands.Pin:
+    return commands.Pin(_i32(m.tokens, "tokens"), now + m.ttl_ms, _namespace(m.adapter))
+
+
+def _unpin(m: pb.UnpinCommand, now: int) -> commands.Unpin:
+    return commands.Unpin(_u64(m.pins, "pins"))
+
+
+_DECODE: Final[dict[str, Callable[[Any, int], commands.Command]]] = {
+    "create": _create,
+    "append": _append,
+    "commit": _commit,
+    "fork": _fork,
+    "truncate": _truncate,
+    "free": _free,
+    "pin": _pin,
+    "unpin": _unpin,
+}
+
+
+def _command(item: pb.BatchItem, now: int) -> commands.Command | Refused:
+    """The item's command, or why it is none."""
+    kind = item.WhichOneof("command")
+    if kind is None:
+        return InvalidArgument("ITEM_EMPTY", "an item without a command, or with one of a newer contract")
+    try:
+        return _DECODE[kind](getattr(item, kind), now)
+    except InvalidArgument as refused:
+        return refused
+
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+
+def _as_u64(column: I64) -> bytes:
+    return column.astype("<i8", copy=False).tobytes()
+
+
+def _as_u32(column: I64 | I32) -> bytes:
+    return column.astype("<i4").tobytes()
+
+
+def _result(result: Done | Refused) -> pb.BatchResult:
+    if isinstance(result, Refused):
+        return pb.BatchResult(error=_error(result))
+    return pb.BatchResult(
+        sequences=_as_u64(result.sequences),
+        cached=_as_u32(result.cached),
+        slot_indptr=_as_u32(result.slot_indptr),
+        slots=_as_u64(result.slots),
+        copy_src=_as_u32(result.copy_src),
+        copy_dst=_as_u32(result.copy_dst),
+        pin=result.pin,
+        pinned_tokens=result.pinned,
+    )
+
+
+def _error(refused: Refused) -> pb.BatchError:
+    """The same as of a whole call that is refused."""
+    status = status_of(refused)
+    return pb.BatchError(
+        code=status.code,
+        reason=refused.reason,
+        message=status.message,
+        metadata=numbers_of(refused),
+        retry_delay=retry_delay(refused),
+    )
