@@ -62,7 +62,7 @@ class PageTable:
             raise InvalidArgument(
                 "EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known
             )
-        self._pool = BlockPool(num_blocks, block_size, POLICIES[eviction](num_blocks))
+        self._pool = BlockPool(num_blocks, block_size, POLICIES[eviction])
         self._pins = Pins()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from block_manager_svc.core.allocator import BitmapAllocator
-from block_manager_svc.core.eviction import EvictionPolicy
+from block_manager_svc.core.eviction import MakePolicy
 from block_manager_svc.core.prefix_index import PrefixIndex
 from block_manager_svc.core.results import BlockStates, Counters, Sharing
 from block_manager_svc.core.step import I32, I64
@@ -37,11 +37,11 @@ class BlockPool:
         "sealed",
     )
 
-    def __init__(self, num_blocks: int, block_size: int, cached: EvictionPolicy) -> None:
+    def __init__(self, num_blocks: int, block_size: int, policy: MakePolicy) -> None:
         self.num_blocks = num_blocks
         self.allocator = BitmapAllocator(num_blocks)
-        self.cached = cached
         self.index = PrefixIndex(num_blocks, block_size)
+        self.cached = policy(num_blocks, self.index.tokens)
         self.refcount: I32 = np.zeros(num_blocks, np.int32)
         self.sealed = np.zeros(num_blocks, bool)
         self.indexed = np.zeros(num_blocks, bool)

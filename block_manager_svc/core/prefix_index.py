@@ -127,6 +127,12 @@ class PrefixIndex:
         key = self._keys[block]
         return None if key is None else (int.from_bytes(key[:8], "little"), key[8:])
 
+    def tokens(self, block: int) -> bytes:
+        """What an indexed block holds (int32)."""
+        key = self._keys[block]
+        assert key is not None
+        return key[8:]
+
     def blocks(self) -> I64:
         """All blocks that can be found, for audits. Costs time proportional to their number."""
         return np.array(list(self._nodes.values()), np.int64) & self._mask

@@ -31,6 +31,10 @@ class Model:
         self.block_size = block_size
         self.eviction = eviction
         self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
+        self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
+        self.known: set[int] = set()  # blocks that were cached since they hold what they do
+        self.ghosts: list[list[int]] = []  # tokens of blocks that left the small queue, the oldest first
+        self.most_ghosts = num_blocks * 9 // 10
         self.free_blocks = set(range(1, num_blocks))
         self.cached: list[int] = []  # that can be evicted; the one that came first first
         self.sealed: set[int] = set()
@@ -66,7 +70,7 @@ class Model:
     def unpin(self, pin: int) -> None:
         for block, node in reversed(self.pins.pop(pin)[1]):  # the tail first
             if self.node_of.get(block) == node and not self.pinned(block) and self.refcount(block) == 0:
-                self.cached.append(block)
+                self._cache(block)
 
     def advance(self, now: int) -> None:
         for until, pin in sorted((until, pin) for pin, (until, _) in self.pins.items()):
@@ -78,7 +82,11 @@ class Model:
         idle = [block for block in self.node_of if self.refcount(block) == 0]
         self.sealed -= set(idle)
         self.free_blocks |= set(idle)
-        self.cached, self.index, self.node_of, self.uses = [], {}, {}, Counter()
+        while self.cached:
+            self._victim()
+        for block in list(self.node_of):
+            self._forget(block)
+        self.index, self.node_of = {}, {}
         for s in self.sequences.values():
             if s.computed:
                 s.node = None
@@ -145,8 +153,7 @@ class Model:
                     if place < len(s.table) and place not in moved:
                         self._unseal(s.table[place])
         while len(self.free_blocks) < needed:
-            victim = min(self.cached, key=lambda block: self.uses[block] if self.eviction == "lfu" else 0)
-            self.cached.remove(victim)
+            victim = self._victim()
             self._unseal(victim)
             self.free_blocks.add(victim)
             self.evicted += 1
@@ -262,7 +269,7 @@ class Model:
     def _give_back(self, block: int) -> None:
         if block in self.node_of:
             if not self.pinned(block):
-                self.cached.append(block)
+                self._cache(block)
         else:
             self._unseal(block)
             self.free_blocks.add(block)
@@ -277,12 +284,60 @@ class Model:
         self.drop(sequence)
         del self.sequences[sequence]
 
+    def _cache(self, block: int) -> None:
+        self.cached.append(block)
+        if block not in self.known and self.held(block) in self.ghosts:
+            self.ghosts.remove(self.held(block))
+            self.main.add(block)
+        self.known.add(block)
+
     def _uncache(self, found: list[int]) -> None:
-        self.uses.update(block for block in self.cached if block in found)
-        self.cached = [block for block in self.cached if block not in found]
+        most = {"lru": 0, "lfu": 63, "s3fifo": 3}[self.eviction]
+        for block in found:
+            if block in self.cached:
+                self.cached.remove(block)
+                self.uses[block] = min(self.uses[block] + 1, most)
+
+    def _victim(self) -> int:
+        """Takes out of `cached` the block that goes first."""
+        if self.eviction == "s3fifo":
+            return self._s3fifo_victim()
+        victim = min(self.cached, key=lambda block: self.uses[block])
+        self.cached.remove(victim)
+        return victim
+
+    def _s3fifo_victim(self) -> int:
+        """S3-FIFO, algorithm 1: EVICT, EVICTS and EVICTM. The tail of the paper is what came first."""
+        while True:
+            small = [block for block in self.cached if block not in self.main]
+            from_small = len(small) / len(self.cached) >= 0.1
+            block = next(block for block in self.cached if (block in self.main) != from_small)
+            self.cached.remove(block)
+            if from_small and self.uses[block] > 1:
+                self.uses[block] = 0
+                self.main.add(block)
+                self.cached.append(block)
+            elif from_small:
+                self.ghosts = [tokens for tokens in self.ghosts if tokens != self.held(block)]
+                self.ghosts = [*self.ghosts, self.held(block)][-self.most_ghosts :]
+                return block
+            elif self.uses[block] > 0:
+                self.uses[block] -= 1
+                self.cached.append(block)
+            else:
+                return block
+
+    def held(self, block: int) -> list[int]:
+        """The tokens that an indexed block is found by."""
+        return next(list(tokens) for (_, tokens), found in self.index.items() if found == block)
+
+    def _forget(self, block: int) -> None:
+        del self.uses[block]
+        self.main.discard(block)
+        self.known.discard(block)
 
     def _unseal(self, block: int) -> None:
-        del self.uses[block]
+        self._forget(block)
         self.sealed.discard(block)
         self.node_of.pop(block, None)
         self.index = {key: found for key, found in self.index.items() if found != block}

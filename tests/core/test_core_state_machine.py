@@ -44,6 +44,28 @@ class PageTableMachine(RuleBasedStateMachine):
         assert sequence not in self.ended
         self.model.create(sequence, tokens, namespace)
 
+    @precondition(lambda self: len(self.model.sequences) < 6)
+    @rule(tokens=st.lists(TOKENS, min_size=5, max_size=14), ended=st.integers(0, 2), samples=st.integers(0, 2))
+    def serve(self, tokens: list[int], ended: int, samples: int) -> None:
+        """A whole request, so that what lies behind many steps is met: found prefixes, cached blocks, evictions."""
+        sequence = self.table.create(np.array(tokens, np.int32))
+        self.model.create(sequence, tokens, b"")
+        assert self.table.reuse(sequence) == self.model.reuse(sequence)
+        if (expected := self.model.extend([sequence], [len(tokens)])) is not None:
+            extended = self.table.extend([sequence], [len(tokens)])
+            self.same_extension([sequence], extended, *expected)
+            self.device.run(self.model, [sequence], [len(tokens)], extended)
+            self.table.commit([sequence], [len(tokens)])
+            self.model.commit(sequence, len(tokens))
+        if samples:
+            for child in self.table.fork(sequence, samples).tolist():
+                self.model.fork(sequence, child)
+        self.same()
+        if ended:  # two times of three: what lives on leaves little to evict
+            self.table.free([sequence])
+            self.model.free(sequence)
+            self.ended.append(sequence)
+
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
     def reuse(self, data: st.DataObject) -> None:
@@ -258,5 +280,5 @@ class PageTableMachine(RuleBasedStateMachine):
 
 TestPageTableAgainstModel = PageTableMachine.TestCase
 TestPageTableAgainstModel.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

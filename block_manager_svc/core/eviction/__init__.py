@@ -7,6 +7,7 @@ from typing import Final, Literal, Protocol
 
 from block_manager_svc.core.eviction.lfu import LFU
 from block_manager_svc.core.eviction.lru import LRU
+from block_manager_svc.core.eviction.s3fifo import S3FIFO
 from block_manager_svc.core.step import I64
 
 
@@ -32,7 +33,13 @@ class EvictionPolicy(Protocol):
         """The blocks held, first to go first, for audits. Costs time proportional to their number."""
 
 
-EvictionName = Literal["lru", "lfu"]
-POLICIES: Final[dict[EvictionName, Callable[[int], EvictionPolicy]]] = {"lru": LRU, "lfu": LFU}
+EvictionName = Literal["lru", "lfu", "s3fifo"]
+# Makes the policy for a pool of so many blocks, given what tells the tokens (int32) of an indexed block.
+MakePolicy = Callable[[int, Callable[[int], bytes]], EvictionPolicy]
+POLICIES: Final[dict[EvictionName, MakePolicy]] = {
+    "lru": lambda num_blocks, tokens: LRU(num_blocks),
+    "lfu": lambda num_blocks, tokens: LFU(num_blocks),
+    "s3fifo": S3FIFO,
+}
 
-__all__ = ["LFU", "LRU", "POLICIES", "EvictionName", "EvictionPolicy"]
+__all__ = ["LFU", "LRU", "POLICIES", "S3FIFO", "EvictionName", "EvictionPolicy", "MakePolicy"]
