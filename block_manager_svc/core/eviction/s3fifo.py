@@ -9,9 +9,9 @@ Yang, Zhang, Qiu, Yue, Rashmi: FIFO queues are all you need for cache eviction (
           evicted, its content goes on as a ghost ── computed again while the ghost is there
 
 The small queue gives as long as it has a tenth of all blocks, else the main queue. Two things differ from a cache of
-objects. A block that is found leaves the cache until its last holder is gone; it comes back to the end of the queue
-that it was in, one use (of at most MOST) richer. And the capacity is whatever no sequence needs, so the tenth is that of
-the blocks held when one is to go.
+objects. A block that is found leaves the cache until its last holder is gone, and comes back to the end of the queue
+that it was in, one use (of at most MOST) richer. And the capacity is whatever no sequence needs, so the tenth is that
+of the blocks held when one is to go.
 
 A ghost outlives its block and all that is chained before it, so it is known by the block's own tokens alone, compared
 exactly. Equal tokens after another prefix are taken for the same: they begin in the main queue, which costs them their
