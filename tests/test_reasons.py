@@ -49,6 +49,7 @@ SERVED_BY = {
     "block_manager_svc/scheduling/loop.py": {"Generate"},
     "block_manager_svc/manager.py": {"Generate", "StepBatch", "Attach"},
     "block_manager_svc/engine_steps.py": {"StepBatch"},
+    "block_manager_svc/replies.py": {"StepBatch"},
     "block_manager_svc/rpc/block_manager.py": {"GetBlockTables"},
     "block_manager_svc/rpc/step_batch.py": {"StepBatch"},
     "block_manager_svc/rpc/link.py": {"Attach"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,10 +14,12 @@ from block_manager_svc.core.batch import Done, Executed
 from block_manager_svc.core.errors import InvalidArgument, Refused
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.manager import Manager
+from block_manager_svc.replies import KeptReply, Replies
 from block_manager_svc.rpc.errors import numbers_of, retry_delay, status_of
 from pagedkv.v1 import block_manager_pb2 as pb
 
 MAX_ITEMS: Final = 4096
+MAX_ID_BYTES: Final = 128
 _REPLY_S: Final = 0.05  # before the caller's deadline, so that it still hears why
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,23 +30,41 @@ class StepBatch:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._replies = Replies()
+        self._epoch = 0  # that the kept replies are of
 
     async def __call__(self, request: pb.StepBatchRequest, context: _Context) -> pb.StepBatchResponse:
         """Executes the batch before anything is awaited; so a caller that goes away cannot leave it halfway."""
         manager = self._manager
-        if (asked := len(request.items)) > MAX_ITEMS:
-            raise InvalidArgument(
-                "TOO_MANY_ITEMS",
-                f"{asked} items, at most {MAX_ITEMS} go at once: send in parts",
-                asked=asked,
-                limit=MAX_ITEMS,
-            )
+        _check_size(request)
         now = manager.now()
-        executed, step_id = manager.execute([_command(item, now) for item in request.items])
-        reply = self._reply(executed, step_id)
-        if step_id and not request.no_wait:
-            await manager.wait_completed(step_id, _patience(context))
+        if not request.request_id:
+            reply = self._execute(request, now)
+        elif (again := self._find(request, digest := _digest(request), now)) is not None:
+            reply = again
+        else:
+            reply = self._execute(request, now)
+            kept = KeptReply(digest, now, reply.SerializeToString())
+            self._replies.keep(request.request_id, kept)
+        if reply.step_id and not request.no_wait:
+            await manager.wait_completed(reply.step_id, _patience(context))
         return reply
+
+    def _find(self, request: pb.StepBatchRequest, digest: bytes, now: int) -> pb.StepBatchResponse | None:
+        """The kept reply. A reset forgets them all: what they say is gone with the pool."""
+        if self._epoch != self._manager.epoch:
+            self._replies.clear()
+            self._epoch = self._manager.epoch
+        kept = self._replies.find(request.request_id, digest, now)
+        if kept is None:
+            return None
+        reply = pb.StepBatchResponse.FromString(kept.reply)
+        reply.replayed = True
+        return reply
+
+    def _execute(self, request: pb.StepBatchRequest, now: int) -> pb.StepBatchResponse:
+        executed, step_id = self._manager.execute([_command(item, now) for item in request.items])
+        return self._reply(executed, step_id)
 
     def _reply(self, executed: Executed, step_id: int) -> pb.StepBatchResponse:
         manager = self._manager
@@ -57,6 +78,27 @@ class StepBatch:
             table_revision=_as_u64(table.changed(touched)),
             step_id=step_id,
         )
+
+
+def _check_size(request: pb.StepBatchRequest) -> None:
+    if (asked := len(request.items)) > MAX_ITEMS:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"{asked} items, at most {MAX_ITEMS} go at once: send in parts",
+            asked=asked,
+            limit=MAX_ITEMS,
+        )
+    if (size := len(request.request_id.encode())) > MAX_ID_BYTES:
+        raise InvalidArgument(
+            "REQUEST_ID_TOO_LONG",
+            f"a request id of {size} bytes, the limit is {MAX_ID_BYTES}",
+            bytes=size,
+            limit=MAX_ID_BYTES,
+        )
+
+
+def _digest(request: pb.StepBatchRequest) -> bytes:
+    return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 
 
 def _patience(context: _Context) -> float | None:

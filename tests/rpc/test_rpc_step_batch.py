@@ -329,6 +329,60 @@ async def test_a_result_with_tokens_for_a_step_of_copies_is_distrusted() -> None
         assert (await waiting).reason == "POOL_RESET"
 
 
+# --- sent again -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_sent_again_is_not_executed_again() -> None:
+    async with running_service() as service:
+        first = await step(service, create([1]), free(99), request_id="a")
+        again = await step(service, create([1]), free(99), request_id="a")
+        assert (first.replayed, again.replayed) == (False, True)
+        again.replayed = False
+        assert again == first
+        assert reasons(again) == ["", "SEQUENCE_NOT_FOUND"]
+        listed = await service.reads.ListSequences(pb.ListSequencesRequest())
+        assert list(listed.sequence) == [1]
+        why = await refused(service, create([2]), free(99), request_id="a")
+        assert (why.code, why.reason) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_REUSED")
+        assert not (await step(service, create([1]), free(99), request_id="b")).replayed
+        assert not (await step(service, free(1, 2))).replayed
+
+
+async def test_a_request_id_has_a_limit() -> None:
+    async with running_service() as service:
+        assert (await refused(service, request_id="é" * 65)).reason == "REQUEST_ID_TOO_LONG"
+        await step(service, request_id="é" * 64)
+
+
+async def test_a_request_that_is_sent_again_waits_with_the_first() -> None:
+    async with running_service() as service:
+        await step(service, *partial_block_with_two_holders())
+        service.executor.open = False
+        assert (await refused(service, append([1], [3]), within=0.3, request_id="a")).reason == "STEP_NOT_COMPLETED"
+        waiting = asyncio.ensure_future(step(service, append([1], [3]), request_id="a"))
+        assert (await refused(service, append([1], [3]), within=0.3, request_id="a")).reason == "STEP_NOT_COMPLETED"
+        assert not waiting.done()
+        service.executor.go_on()
+        assert (await waiting).replayed
+        assert (await step(service, append([1], [3]), request_id="a")).step_id == 1
+        assert len(service.executor.plans) == 1
+        await step(service, free(1, 2))
+
+
+async def test_a_refused_call_is_not_kept_and_a_reset_forgets() -> None:
+    async with running_service() as service:
+        service.executor.detach()
+        assert (await refused(service, create([1]), request_id="a")).reason == "EXECUTOR_UNAVAILABLE"
+        service.executor.attach()
+        assert not (await step(service, create([1]), request_id="a")).replayed
+        assert (await step(service, create([1]), request_id="a")).replayed
+        service.executor.detach()
+        service.executor.attach()
+        anew = await step(service, create([1]), request_id="a")
+        assert not anew.replayed
+        await step(service, free(*of_u64(anew.results[0].sequences)))
+
+
 # --- the executor comes and goes --------------------------------------------------------------------------------------
 
 

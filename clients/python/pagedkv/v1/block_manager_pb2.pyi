@@ -190,12 +190,14 @@ class AuditResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepBatchRequest(_message.Message):
-    __slots__ = ("no_wait", "items")
+    __slots__ = ("request_id", "no_wait", "items")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
     no_wait: bool
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
-    def __init__(self, no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "pin", "unpin")
@@ -331,15 +333,17 @@ class BatchError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class StepBatchResponse(_message.Message):
-    __slots__ = ("header", "results", "table_sequence", "table_revision", "step_id")
+    __slots__ = ("header", "results", "table_sequence", "table_revision", "step_id", "replayed")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     TABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
     header: ReplyHeader
     results: _containers.RepeatedCompositeFieldContainer[BatchResult]
     table_sequence: bytes
     table_revision: bytes
     step_id: int
-    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., table_sequence: _Optional[bytes] = ..., table_revision: _Optional[bytes] = ..., step_id: _Optional[int] = ...) -> None: ...
+    replayed: bool
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., results: _Optional[_Iterable[_Union[BatchResult, _Mapping]]] = ..., table_sequence: _Optional[bytes] = ..., table_revision: _Optional[bytes] = ..., step_id: _Optional[int] = ..., replayed: _Optional[bool] = ...) -> None: ...

@@ -192,6 +192,8 @@ class BlockManagerServiceServicer:
         | Error                | Code               | Recovery                                             |
         |----------------------|--------------------|------------------------------------------------------|
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT   | send in parts; the limits are in the numbers         |
+        | REQUEST_ID_TOO_LONG  | INVALID_ARGUMENT   | at most 128 bytes                                    |
+        | REQUEST_ID_REUSED    | ALREADY_EXISTS     | another request had this id: take a new one          |
         | WINDOW_FULL          | RESOURCE_EXHAUSTED | the executor is behind: retry after RetryInfo        |
         | STEP_NOT_COMPLETED   | DEADLINE_EXCEEDED  | the batch stands; it was not completed in time       |
         | POOL_RESET           | ABORTED            | every sequence is gone: make them anew               |
