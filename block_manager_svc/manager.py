@@ -148,7 +148,6 @@ class Manager:
         self.model: ModelInfo | None = None  # None: no executor is attached now
         self.text: TextModel | None = None
         self.block_bytes = 0
-        self.num_host_blocks = 0
         self.draining = False
         self.on_serving_change: list[Callable[[bool], None]] = []
         self._encode = encode
@@ -429,9 +428,15 @@ class Manager:
     def _restart(self, hello: ExecutorHello) -> None:
         """A new page table for an empty pool; the sequences of the old one recompute in it."""
         first = 1 if self._loop is None else self._loop.table.next_sequence
-        table = PageTable(hello.num_blocks, hello.block_size, first_sequence=first, eviction=self.limits.eviction)
+        table = PageTable(
+            hello.num_blocks,
+            hello.block_size,
+            num_host=hello.num_host_blocks,
+            first_sequence=first,
+            eviction=self.limits.eviction,
+        )
         namespace = hello.model.identity
-        self.block_bytes, self.num_host_blocks = hello.block_bytes, hello.num_host_blocks
+        self.block_bytes = hello.block_bytes
         if self._loop is None:
             self._loop = StepLoop(table, self._capacity(hello), namespace)
             return

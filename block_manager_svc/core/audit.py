@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
+from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.sequences import Sequences
 
 
-def audit(sequences: Sequences, pool: BlockPool, pins: Pins, block_size: int) -> list[str]:
+def audit(sequences: Sequences, pool: BlockPool, pins: Pins, residency: Residency, block_size: int) -> list[str]:
     """One sentence, with its numbers, for each invariant that does not hold."""
-    wrong = _rows(sequences, pool.num_blocks, block_size)
+    wrong = _rows(sequences, pool, block_size)
     if wrong:  # what follows reads through the rows
         return wrong
     return (
         _references(sequences, pool, block_size)
+        + residency.check(sequences, pool)
         + _places(pool)
+        + _host_places(pool)
         + _pins(pool, pins)
         + _counts(pool)
         + _contents(sequences, pool, block_size)
     )
 
 
-def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
+def _rows(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     """Each sequence is where its id says, and its columns are in order."""
     wrong = s.check() + s.tokens.check("tokens") + s.tables.check("tables")
     for row in s.alive().tolist():
@@ -39,16 +44,24 @@ def _rows(s: Sequences, num_blocks: int, block_size: int) -> list[str]:
         if blocks > s.tables.capacity[row]:
             wrong.append(f"{name} has {blocks} blocks in room for {s.tables.capacity[row]}")
         table = s.tables.values(row, blocks)
-        outside = table[(table < 1) | (table >= num_blocks)]
+        device, end = pool.num_blocks, pool.num_blocks + pool.num_host
+        outside = table[(table < 1) | (table >= end) | (table == device)]
         if outside.size:
-            wrong.append(f"the table of {name} names block {outside[0]}, outside 1 to {num_blocks - 1}")
+            wrong.append(
+                f"the table of {name} names block {outside[0]}, outside 1 to {device - 1}, or {end - 1} on host"
+            )
+        if s.away[row]:
+            if writable > computed:
+                wrong.append(f"{name} is swapped out, and writable from {computed} to {writable}")
+        elif (table >= device).any():
+            wrong.append(f"{name} is on the device, its table names host slot {table[table >= device][0] - device}")
     return wrong
 
 
 def _references(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     """refcount = table references; no table names a block twice; what holds nothing computed is its table's own."""
     wrong = []
-    named = np.zeros(pool.num_blocks, np.int64)
+    named = np.zeros(pool.refcount.size, np.int64)
     for row in s.alive().tolist():
         table = s.tables.values(row, int(s.blocks[row]))
         blocks, times = np.unique(table, return_counts=True)
@@ -70,32 +83,50 @@ def _references(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
 def _places(pool: BlockPool) -> list[str]:
     """A block with refcount 0 is in exactly one of free and cached, any other in none; nothing is held twice."""
     wrong = pool.allocator.check() + pool.index.check()
+    refcount = pool.refcount[: pool.num_blocks]
+    sealed, indexed = pool.sealed[: pool.num_blocks], pool.indexed[: pool.num_blocks]
     # Cached blocks are in the order of eviction, unless they are pinned.
-    cached = np.concatenate((pool.cached.order(), ((pool.pinned > 0) & (pool.refcount == 0)).nonzero()[0]))
+    cached = np.concatenate((pool.cached.order(), ((pool.pinned > 0) & (refcount == 0)).nonzero()[0]))
     times = np.bincount(cached, minlength=pool.num_blocks)
     wrong += [f"block {b} is cached {times[b]} times" for b in (times > 1).nonzero()[0]]
     places = np.minimum(times, 1)
     places[pool.allocator.free_blocks()] += 1
-    expected = (pool.refcount == 0).astype(np.int64)
+    expected = (refcount == 0).astype(np.int64)
     expected[0] = 0  # the null block is nowhere
     wrong += [
-        f"block {b} has refcount {pool.refcount[b]} and is in {places[b]} of free and cached"
+        f"block {b} has refcount {refcount[b]} and is in {places[b]} of free and cached"
         for b in (places != expected).nonzero()[0]
     ]
     # index ⇔ sealed or cached; a sealed block may be the double of a canonical one, a cached block may not.
-    has_key = np.zeros(pool.num_blocks, bool)
+    has_key = np.zeros(pool.refcount.size, bool)
     has_key[pool.index.blocks()] = True
     wrong += [
         f"block {b} is {'in' if has_key[b] else 'not in'} the index, its mark says otherwise"
         for b in (has_key != pool.indexed).nonzero()[0]
     ]
     wrong += [f"block {b} is in the index and not sealed" for b in (pool.indexed & ~pool.sealed).nonzero()[0]]
-    idle = pool.refcount == 0
+    idle = refcount == 0
     wrong += [
-        f"block {b} is unreferenced: {'sealed' if pool.sealed[b] else 'not sealed'}, "
-        f"{'in' if pool.indexed[b] else 'not in'} the index, {'cached' if times[b] else 'not cached'}"
-        for b in (idle & ((pool.sealed != (times > 0)) | (pool.indexed != (times > 0)))).nonzero()[0]
+        f"block {b} is unreferenced: {'sealed' if sealed[b] else 'not sealed'}, "
+        f"{'in' if indexed[b] else 'not in'} the index, {'cached' if times[b] else 'not cached'}"
+        for b in (idle & ((sealed != (times > 0)) | (indexed != (times > 0)))).nonzero()[0]
     ]
+    return wrong
+
+
+def _host_places(pool: BlockPool) -> list[str]:
+    """A host slot is free exactly if nothing references it, and then nothing is known of it."""
+    wrong = pool.host_allocator.check()
+    held = pool.refcount[pool.num_blocks :] > 0
+    free = np.zeros(max(pool.num_host, 1), bool)
+    free[pool.host_allocator.free_blocks()] = True
+    wrong += [
+        f"host slot {h} has refcount {pool.refcount[pool.num_blocks + h]} and is {'free' if free[h] else 'taken'}"
+        for h in range(1, pool.num_host)
+        if held[h] == free[h]
+    ]
+    marked = pool.sealed[pool.num_blocks :] | pool.indexed[pool.num_blocks :]
+    wrong += [f"host slot {h} is unreferenced, and sealed or in the index" for h in (marked & ~held).nonzero()[0]]
     return wrong
 
 
@@ -103,26 +134,35 @@ def _pins(pool: BlockPool, pins: Pins) -> list[str]:
     """The pins of each block are those that name it; only what is found can be pinned."""
     named = pins.counts(pool)
     wrong = [f"block {b} has {pool.pinned[b]} pins, {named[b]} name it" for b in (pool.pinned != named).nonzero()[0]]
-    wrong += [f"block {b} is pinned and not in the index" for b in ((pool.pinned > 0) & ~pool.indexed).nonzero()[0]]
+    wrong += [
+        f"block {b} is pinned and not in the index"
+        for b in ((pool.pinned > 0) & ~pool.indexed[: pool.num_blocks]).nonzero()[0]
+    ]
     return wrong
 
 
 def _counts(pool: BlockPool) -> list[str]:
     """What is counted along the way equals what there is, and the states add up to the pool."""
-    states, sharing, refcount = pool.states(), pool.sharing(), pool.refcount
+    states, sharing = pool.states(), pool.sharing()
+    device, host = (slice(pool.num_blocks), slice(pool.num_blocks, None))
+    refcount, cached = pool.refcount[device], pool.indexed[device] & (pool.refcount[device] == 0)
     counted = {
         "table entries": (sharing.table_entries, int(refcount.sum())),
         "referenced blocks": (sharing.referenced_blocks, int((refcount >= 1).sum())),
         "shared blocks": (sharing.shared_blocks, int((refcount >= 2).sum())),
         "pinned blocks": (pool._pinned, int((pool.pinned > 0).sum())),
-        "cached blocks": (states.cached, int((pool.indexed & (refcount == 0)).sum())),
-        "sealed blocks": (states.sealed, int((pool.sealed & (refcount >= 1)).sum())),
+        "cached blocks": (states.cached, int(cached.sum())),
+        "sealed blocks": (states.sealed, int((pool.sealed[device] & (refcount >= 1)).sum())),
+        "table entries on the host": (pool.host.entries, int(pool.refcount[host].sum())),
+        "referenced host slots": (pool.host.referenced, int((pool.refcount[host] >= 1).sum())),
+        "shared host slots": (pool.host.shared, int((pool.refcount[host] >= 2).sum())),
+        "sealed host slots": (pool.host.sealed, int(pool.sealed[host].sum())),
     }
     wrong = [f"{there} {name}, {count} are counted" for name, (count, there) in counted.items() if count != there]
-    total = states.null + states.free + states.reserved + states.active
-    total += states.sealed + states.cached + states.quarantined
-    if total != pool.num_blocks:
-        wrong.append(f"the states of blocks add up to {total}, the pool has {pool.num_blocks}: {states}")
+    for side, numbers, size in (("blocks", states, pool.num_blocks), ("host slots", pool.host_states(), pool.num_host)):
+        total = sum(astuple(numbers))
+        if total != size:
+            wrong.append(f"the states of {side} add up to {total}, the pool has {size}: {numbers}")
     return wrong
 
 

@@ -18,7 +18,19 @@ from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.ragged import ranges
-from block_manager_svc.core.results import Begun, BlockStates, Counters, Extended, Grown, Match, Pinned, Sharing, Tables
+from block_manager_svc.core.residency import Residency
+from block_manager_svc.core.results import (
+    Begun,
+    BlockStates,
+    Counters,
+    Extended,
+    Grown,
+    Match,
+    Pinned,
+    Sharing,
+    Swapped,
+    Tables,
+)
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
@@ -31,12 +43,31 @@ class PageTable:
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_pins", "_plan_key", "_planned", "_pool", "_sequences", "block_size", "now", "num_blocks", "revision")
+    __slots__ = (
+        "_pins",
+        "_plan_key",
+        "_planned",
+        "_pool",
+        "_residency",
+        "_sequences",
+        "block_size",
+        "now",
+        "num_blocks",
+        "revision",
+    )
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, first_sequence: int = 1, eviction: EvictionName = "lru"
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host: int = 0,
+        first_sequence: int = 1,
+        eviction: EvictionName = "lru",
     ) -> None:
-        """first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both.
+        """num_host: slots of the host pool. Two of them hold nothing at rest: slot 0, and one that exchanges need.
+
+        first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both.
 
         eviction: which cached block goes first, one of `eviction.POLICIES`.
         """
@@ -44,6 +75,13 @@ class PageTable:
             raise InvalidArgument(
                 "POOL_SIZE_OUT_OF_RANGE",
                 f"a pool of {num_blocks} blocks: at least 2, below 2**31",
+                num_blocks=num_blocks,
+            )
+        if not 0 <= num_host < (1 << 31) - num_blocks:
+            raise InvalidArgument(
+                "POOL_SIZE_OUT_OF_RANGE",
+                f"{num_host} host slots beside {num_blocks} blocks: at least 0, and below 2**31 together",
+                num_host=num_host,
                 num_blocks=num_blocks,
             )
         if not 1 <= block_size < 1 << 16:
@@ -62,8 +100,9 @@ class PageTable:
             raise InvalidArgument(
                 "EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known
             )
-        self._pool = BlockPool(num_blocks, block_size, POLICIES[eviction])
+        self._pool = BlockPool(num_blocks, num_host, block_size, POLICIES[eviction])
         self._pins = Pins()
+        self._residency = Residency()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
         self._planned: Plan | None = None
@@ -118,7 +157,7 @@ class PageTable:
         root = pool.index.root(namespace)
         end = count.cumsum()
         prompts = [content[e - n : e] for e, n in zip(end.tolist(), count.tolist(), strict=True)]
-        found = [pool.index.find(root, prompt[: (prompt.size - 1) // size * size].tobytes()) for prompt in prompts]
+        found = [self._found(root, prompt[: (prompt.size - 1) // size * size]) for prompt in prompts]
         blocks = np.array([hits.size for _, hits in found], np.int64)
         cached, upto = blocks * size, count + ahead
         _check_slots(int((upto - cached).sum()), most)
@@ -165,6 +204,7 @@ class PageTable:
                 sequence=sequence,
                 blocks=int(s.blocks[row]),
             )
+        self._check_on_device(np.array([row]))
         node, blocks = self._find(row)
         if blocks.size:
             self._pool.share(blocks)
@@ -243,6 +283,7 @@ class PageTable:
         check_length(content, "tokens", int(count.sum()), "that the counts add up to")
         s, size = self._sequences, self.block_size
         rows = s.rows(ids)
+        self._check_on_device(rows)
         length, writable = s.length[rows], s.writable[rows]
         longer = length + count
         upto = longer + ahead
@@ -300,6 +341,8 @@ class PageTable:
         for row in shorter.tolist():
             s.node[row] = self._node_at(row, int(s.computed[row]) // size)
         shorter = rows[s.blocks[rows] > pages]
+        if self._residency.away:
+            self._residency.release(s, rows, pages)
         give_back(s, self._pool, rows, pages, surplus(s, rows, pages))
         self.revision += 1
         s.changed[shorter] = self.revision
@@ -314,6 +357,7 @@ class PageTable:
         ids = integers(sequences, "sequences")
         to = column(upto, "upto", ids.size)
         rows = s.rows(ids)
+        self._check_on_device(rows)
         computed = s.computed[rows]
         limit = np.minimum(s.writable[rows], s.length[rows])
         self._check_upto(ids, to, computed, limit, "UPTO_NOT_WRITABLE", "positions are known and writable")
@@ -349,6 +393,8 @@ class PageTable:
         s.blocks[rows] = blocks
         s.writable[rows] = s.computed[parent]
         self._pool.share(entries.astype(np.int64), count)
+        if s.away[parent]:
+            self._residency.fork(s, parent, rows)
         self._pool.note_peaks()
         self.revision += 1
         s.changed[rows] = self.revision
@@ -374,6 +420,25 @@ class PageTable:
         s.remove(rows)
         self.revision += 1
 
+    def swap(self, out: Integers, in_: Integers) -> Swapped:
+        """Sequences of `out` leave the device for the host, and those of `in_` come back. All or nothing.
+
+        A block that several share moves once, for all of them; one that a sequence on the device or a pin needs stays
+        there, and another swap of its holder moves it when nothing needs it any more. A swapped-out sequence keeps what
+        is computed, and can be forked, truncated, dropped and freed; it is not written before it is back.
+        OutOfBlocks: free and evictable blocks, and those that leave now, fall short. ResourceExhausted
+        OUT_OF_HOST_SLOTS: the host does.
+        """
+        s = self._sequences
+        leaving, coming = integers(out, "out"), integers(in_, "in_")
+        rows = s.rows(np.concatenate((leaving, coming)))
+        plan = self._residency.decide(s, self._pool, self.block_size, rows[: leaving.size], rows[leaving.size :])
+        ops, changed = self._residency.carry_out(plan, s, self._pool)
+        self._pool.note_peaks()
+        self.revision += 1
+        s.changed[changed] = self.revision
+        return Swapped(ops, np.sort(s.id[changed]))
+
     def advance(self, now: int) -> None:
         """The clock, ms: ends the pins whose time is over. InvalidArgument CLOCK_BACKWARDS: it only goes forward."""
         if now < self.now:
@@ -396,8 +461,7 @@ class PageTable:
                 "UNTIL_PASSED", f"a pin until {until} ms, the clock says {self.now}", until=until, now=self.now
             )
         whole = content[: content.size // self.block_size * self.block_size]
-        index = self._pool.index
-        _, blocks = index.find(index.root(namespace), whole.tobytes())
+        _, blocks = self._found(self._pool.index.root(namespace), whole)
         if not blocks.size:
             raise NotFound(
                 "PREFIX_NOT_CACHED",
@@ -512,17 +576,38 @@ class PageTable:
     def states(self) -> BlockStates:
         return self._pool.states()
 
+    def host_states(self) -> BlockStates:
+        """As `states`, of the host's slots. Nothing is cached there."""
+        return self._pool.host_states()
+
     def sharing(self) -> Sharing:
         return self._pool.sharing()
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
-        return audit(self._sequences, self._pool, self._pins, self.block_size)
+        return audit(self._sequences, self._pool, self._pins, self._residency, self.block_size)
 
     def _find(self, row: int) -> tuple[int, I64]:
         s = self._sequences
         whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
-        return self._pool.index.find(int(s.root[row]), s.tokens.values(row, whole).tobytes())
+        return self._found(int(s.root[row]), s.tokens.values(row, whole))
+
+    def _found(self, root: int, tokens: I32) -> tuple[int, I64]:
+        """What the index finds on the device: what lies on the host is not there before it is swapped in."""
+        pool = self._pool
+        node, blocks = pool.index.find(root, tokens.tobytes())
+        if pool.host.sealed and (away := (blocks >= pool.num_blocks).nonzero()[0]).size:
+            blocks = blocks[: away[0]]
+            node = pool.index.node(int(blocks[-1])) if blocks.size else root
+        return node, blocks
+
+    def _check_on_device(self, rows: I64) -> None:
+        away = self._sequences.away
+        if self._residency.away and away[rows].any():
+            sequence = int(self._sequences.id[rows[away[rows].nonzero()[0][0]]])
+            raise FailedPrecondition(
+                "SEQUENCE_SWAPPED_OUT", f"sequence {sequence} is on the host: swap it in first", sequence=sequence
+            )
 
     def _node_at(self, row: int, full: int) -> int:
         """The node that the row's first `full` blocks end in, NO_NODE if they are not found any more."""
@@ -561,6 +646,7 @@ class PageTable:
         if self._planned is None or self._plan_key != key:
             s = self._sequences
             rows = s.rows(ids)
+            self._check_on_device(rows)
             computed = s.computed[rows]
             self._check_upto(ids, upto, computed, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
             self._planned = decide(s, self._pool, self.block_size, rows, computed, upto)
@@ -585,6 +671,9 @@ class PageTable:
 
     def _release(self, rows: I64) -> None:
         s = self._sequences
+        if self._residency.away:
+            self._residency.release(s, rows, np.zeros_like(rows))
+            self._residency.end(s, rows)
         blocks = s.blocks[rows]
         # Tail before head: a block that is found only behind another goes before that other.
         tables = [s.tables.values(row, n)[::-1] for row, n in zip(rows.tolist(), blocks.tolist(), strict=True)]

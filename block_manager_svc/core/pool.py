@@ -3,11 +3,21 @@
 FREE ─take→ ACTIVE ─seal→ SEALED ─last reference dropped→ CACHED (if it is in the index; else FREE)
   ▲            │ last reference dropped                      │ evicted, or shared again → SEALED
   └────────────┴─────────────────────────────────────────────┘
+
+Device and host have one numbering, so that a block keeps its columns' meaning when it moves from one to the other:
+
+    places   0     1 ··· num_blocks - 1   num_blocks   num_blocks + 1 ··· num_blocks + num_host - 1
+             null  device blocks          (host null)  host slots 1, 2 ···
+
+On the host nothing is cached: what loses its last reference there is free.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from block_manager_svc.core.allocator import BitmapAllocator
 from block_manager_svc.core.eviction import MakePolicy
@@ -16,52 +26,61 @@ from block_manager_svc.core.results import BlockStates, Counters, Sharing
 from block_manager_svc.core.step import I32, I64
 
 
+@dataclass(slots=True)
+class Use:
+    """Of one side, kept current: what `audit` counts afresh."""
+
+    entries: int = 0  # sum of all refcounts
+    referenced: int = 0  # blocks with at least 1
+    shared: int = 0  # of these, at least 2
+    sealed: int = 0  # of the referenced
+
+
 class BlockPool:
-    """Blocks are int64 arrays of numbers in 1 .. num_blocks - 1. Callers check; nothing here refuses."""
+    """Blocks are int64 arrays of places. Callers check; nothing here refuses."""
 
     __slots__ = (
-        "_entries",
         "_idle_pinned",
         "_pinned",
-        "_referenced",
-        "_sealed",
-        "_shared",
         "allocator",
         "cached",
         "counters",
+        "device",
+        "host",
+        "host_allocator",
         "index",
         "indexed",
         "num_blocks",
+        "num_host",
         "pinned",
         "refcount",
         "sealed",
     )
 
-    def __init__(self, num_blocks: int, block_size: int, policy: MakePolicy) -> None:
+    def __init__(self, num_blocks: int, num_host: int, block_size: int, policy: MakePolicy) -> None:
         self.num_blocks = num_blocks
+        self.num_host = num_host
         self.allocator = BitmapAllocator(num_blocks)
-        self.index = PrefixIndex(num_blocks, block_size)
+        self.host_allocator = BitmapAllocator(max(num_host, 1))
+        self.index = PrefixIndex(num_blocks + num_host, block_size)
         self.cached = policy(num_blocks, self.index.tokens)
-        self.refcount: I32 = np.zeros(num_blocks, np.int32)
-        self.sealed = np.zeros(num_blocks, bool)
-        self.indexed = np.zeros(num_blocks, bool)
+        self.refcount: I32 = np.zeros(num_blocks + num_host, np.int32)
+        self.sealed = np.zeros(num_blocks + num_host, bool)
+        self.indexed = np.zeros(num_blocks + num_host, bool)
         self.pinned: I32 = np.zeros(num_blocks, np.int32)  # pins that hold each
         self.counters = Counters()
-        # Kept current: the sum of all refcounts, and how many blocks have at least 1, and of these
-        # at least 2, or are sealed; how many are pinned, and of these, how many nothing references.
+        self.device = Use()
+        self.host = Use()
+        # How many blocks are pinned, and of these, how many nothing references.
         self._pinned = 0
         self._idle_pinned = 0
-        self._entries = 0
-        self._referenced = 0
-        self._shared = 0
-        self._sealed = 0
 
     def available(self) -> int:
         """Blocks that `take` can give: free, or cached and not pinned."""
         return len(self.allocator) + len(self.cached)
 
-    def take(self, count: int) -> I64:
-        """`count` blocks with one reference each, lowest numbers first; evicts what the free ones fall short of."""
+    def claim(self, count: int) -> I64:
+        """`count` blocks of the device for whatever, lowest numbers first; evicts what the free ones fall short of."""
         short = count - len(self.allocator)
         if short > 0:
             victims = self.cached.evict(short)
@@ -70,15 +89,22 @@ class BlockPool:
             self.sealed[victims] = False
             self.allocator.free(victims)
             self.counters.evicted_blocks += short
-        blocks = self.allocator.allocate(count)
+        return self.allocator.allocate(count)
+
+    def take(self, count: int) -> I64:
+        """`count` blocks of the device with one reference each, as `claim` gives them."""
+        blocks = self.claim(count)
         self.refcount[blocks] = 1
         self.counters.allocated_blocks += count
-        self._entries += count
-        self._referenced += count
+        self.device.entries += count
+        self.device.referenced += count
         return blocks
 
     def share(self, blocks: I64, count: int = 1) -> None:
         """`count` more references to each of some distinct blocks; those that were cached leave the cache."""
+        if self.host.entries and (away := blocks >= self.num_blocks).any():
+            self._share_host(blocks[away], count)
+            blocks = blocks[~away]
         before = self.refcount[blocks]
         idle = blocks[before == 0]
         if idle.size:
@@ -86,17 +112,24 @@ class BlockPool:
             evictable = self._not_pinned(idle)
             self.cached.remove(evictable[::-1])
             self._idle_pinned -= idle.size - evictable.size
-            self._referenced += idle.size
-            self._sealed += idle.size
+            self.device.referenced += idle.size
+            self.device.sealed += idle.size
         self.refcount[blocks] = before + count
-        self._entries += count * blocks.size
-        self._shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
+        self.device.entries += count * blocks.size
+        self.device.shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
+
+    def _share_host(self, blocks: I64, count: int) -> None:
+        """As `share`; nothing is cached on the host."""
+        before = self.refcount[blocks]
+        self.refcount[blocks] = before + count
+        self.host.entries += count * blocks.size
+        self.host.shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
 
     def release(self, blocks: I64) -> None:
         """One reference less for each of some distinct blocks. What becomes cached is evicted in this order."""
         before = self.refcount[blocks]
         self.refcount[blocks] = before - 1
-        self._settle(blocks, before, before - 1)
+        self._settle(blocks, before, before - 1, blocks.size)
 
     def release_repeated(self, blocks: I64) -> None:
         """As `release`, for blocks that may be named several times; the last mention of each gives its place."""
@@ -104,18 +137,23 @@ class BlockPool:
         distinct = blocks[np.sort(blocks.size - 1 - last)]
         before = self.refcount[distinct]
         np.subtract.at(self.refcount, blocks, 1)
-        self._entries -= blocks.size - distinct.size
-        self._settle(distinct, before, self.refcount[distinct])
+        self._settle(distinct, before, self.refcount[distinct], blocks.size)
 
-    def _settle(self, blocks: I64, before: I32, after: I32) -> None:
-        """Takes note of refcounts that fell: what nothing references any more is cached if it is indexed, else free."""
-        self._entries -= blocks.size
-        self._shared -= int(np.count_nonzero((before > 1) & (after < 2)))
+    def _settle(self, blocks: I64, before: I32, after: I32, fell: int) -> None:
+        """Takes note of refcounts that fell, by `fell` in all.
+
+        What nothing references any more is cached if it is indexed, else free.
+        """
+        if self.host.entries and (away := blocks >= self.num_blocks).any():
+            fell -= self._settle_host(blocks[away], before[away], after[away])
+            blocks, before, after = blocks[~away], before[~away], after[~away]
+        self.device.entries -= fell
+        self.device.shared -= int(np.count_nonzero((before > 1) & (after < 2)))
         dropped = blocks[after == 0]
         if not dropped.size:
             return
-        self._referenced -= dropped.size
-        self._sealed -= int(np.count_nonzero(self.sealed[dropped]))
+        self.device.referenced -= dropped.size
+        self.device.sealed -= int(np.count_nonzero(self.sealed[dropped]))
         keep = self.indexed[dropped]
         idle = dropped[keep]
         evictable = self._not_pinned(idle)
@@ -124,6 +162,38 @@ class BlockPool:
         gone = dropped[~keep]
         self.sealed[gone] = False
         self.allocator.free(gone)
+
+    def _settle_host(self, blocks: I64, before: I32, after: I32) -> int:
+        """As `_settle`, on the host. Returns by how much the refcounts fell."""
+        fell = int((before - after).sum())
+        self.host.entries -= fell
+        self.host.shared -= int(np.count_nonzero((before > 1) & (after < 2)))
+        gone = blocks[after == 0]
+        self.host.referenced -= gone.size
+        self.host.sealed -= int(np.count_nonzero(self.sealed[gone]))
+        self.index.remove(gone[self.indexed[gone]].tolist())
+        self.indexed[gone] = False
+        self.sealed[gone] = False
+        self.host_allocator.free(gone - self.num_blocks)
+        return fell
+
+    def move(self, old: I64, new: I64, left: int) -> None:
+        """What is known of the referenced block old[i] is true of new[i] from now on; all at once.
+
+        The first `left` leave the device for the host, those after them come from there. The places in `new` were
+        claimed, those in `old` given back; a place may be in both: vacated, and taken again.
+        """
+        refcount, sealed, indexed = self.refcount[old], self.sealed[old], self.indexed[old]
+        self.index.move(old[indexed].tolist(), new[indexed].tolist())
+        self.refcount[old] = 0
+        self.refcount[new] = refcount
+        self.sealed[old] = False
+        self.sealed[new] = sealed
+        self.indexed[old] = False
+        self.indexed[new] = indexed
+        self.cached.forget(old[:left])
+        _cross(self.device, self.host, refcount[:left], sealed[:left])
+        _cross(self.host, self.device, refcount[left:], sealed[left:])
 
     def pin(self, blocks: I64) -> None:
         """One pin more for each of some distinct, indexed blocks: they are not evicted."""
@@ -150,9 +220,10 @@ class BlockPool:
         ordered = self.cached.evict(len(self.cached))
         assert ordered.size + self._idle_pinned == idle.size
         self.index.remove(found.tolist())
-        self.cached.forget(found)
+        on_device = found[found < self.num_blocks]
+        self.cached.forget(on_device)
         self.indexed[found] = False
-        self.pinned[found] = 0
+        self.pinned[on_device] = 0
         self._pinned = self._idle_pinned = 0
         self.sealed[idle] = False
         self.allocator.free(idle)
@@ -166,7 +237,7 @@ class BlockPool:
         ends, indexed = self.index.insert(parents, counts, tokens, blocks.tolist())
         self.sealed[blocks] = True
         self.indexed[indexed] = True
-        self._sealed += blocks.size
+        self.device.sealed += blocks.size
         return ends
 
     def unseal(self, blocks: I64) -> None:
@@ -178,25 +249,49 @@ class BlockPool:
         if self._pinned:
             self._pinned -= int(np.count_nonzero(self.pinned[blocks]))
             self.pinned[blocks] = 0
-        self._sealed -= blocks.size
+        self.device.sealed -= blocks.size
 
     def states(self) -> BlockStates:
         return BlockStates(
             null=1,
             free=len(self.allocator),
             reserved=0,
-            active=self._referenced - self._sealed,
-            sealed=self._sealed,
+            active=self.device.referenced - self.device.sealed,
+            sealed=self.device.sealed,
             cached=len(self.cached) + self._idle_pinned,
             quarantined=0,
         )
 
+    def host_states(self) -> BlockStates:
+        return BlockStates(
+            null=min(1, self.num_host),
+            free=len(self.host_allocator),
+            reserved=0,
+            active=self.host.referenced - self.host.sealed,
+            sealed=self.host.sealed,
+            cached=0,
+            quarantined=0,
+        )
+
     def sharing(self) -> Sharing:
-        return Sharing(self._entries, self._referenced, self._shared)
+        """Of the device."""
+        return Sharing(self.device.entries, self.device.referenced, self.device.shared)
 
     def note_peaks(self) -> None:
         """After each command that may raise what `sharing` says."""
-        counters = self.counters
-        counters.peak_table_entries = max(counters.peak_table_entries, self._entries)
-        counters.peak_referenced_blocks = max(counters.peak_referenced_blocks, self._referenced)
-        counters.peak_shared_blocks = max(counters.peak_shared_blocks, self._shared)
+        counters, use = self.counters, self.device
+        counters.peak_table_entries = max(counters.peak_table_entries, use.entries)
+        counters.peak_referenced_blocks = max(counters.peak_referenced_blocks, use.referenced)
+        counters.peak_shared_blocks = max(counters.peak_shared_blocks, use.shared)
+
+
+def _cross(source: Use, target: Use, refcount: I32, sealed: NDArray[np.bool_]) -> None:
+    """Referenced blocks with these refcounts and seals change sides."""
+    if not refcount.size:
+        return
+    entries, shared, full = int(refcount.sum()), int(np.count_nonzero(refcount > 1)), int(np.count_nonzero(sealed))
+    for use, sign in ((source, -1), (target, 1)):
+        use.entries += sign * entries
+        use.referenced += sign * refcount.size
+        use.shared += sign * shared
+        use.sealed += sign * full

@@ -5,9 +5,9 @@ A trie over full blocks, kept as one dictionary:
     (serial of the parent's node: 8 bytes | the block's tokens: int32 little-endian)  ->  node
 
 The key holds the tokens themselves, so a hit is exact and nothing can collide; the parent's serial stands for all that
-comes before. A node is one number: above, a serial that is never used again; below, the block that holds the content
-now. A block that is evicted takes its node along, and what was chained behind that node is not found any more, whatever
-the block holds next. A block that moves keeps its serial, and with it all that is chained behind.
+comes before. A node is one number: above, a serial that is never used again; below, the block that held the content
+when the node was read. A block that is evicted takes its node along, and what was chained behind that node is not found
+any more, whatever the block holds next. A block that moves keeps its serial, and with it all that is chained behind.
 Each namespace has a root of its own (whose block is 0), so equal tokens of two namespaces never meet.
 """
 
@@ -24,7 +24,7 @@ NO_NODE = 0  # in the place of a node: what comes behind it is not indexed
 
 
 class PrefixIndex:
-    __slots__ = ("_keys", "_mask", "_nodes", "_pieces", "_roots", "_serial", "_shift")
+    __slots__ = ("_keys", "_mask", "_moved", "_nodes", "_pieces", "_roots", "_serial", "_shift")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._pieces = Struct(f"{4 * block_size}s").iter_unpack  # tokens of one block after another
@@ -33,6 +33,7 @@ class PrefixIndex:
         self._serial = 0
         self._roots: dict[bytes, int] = {}
         self._nodes: dict[bytes, int] = {}
+        self._moved: set[int] = set()  # serials of indexed blocks that do not lie where they were when they came in
         self._keys: list[bytes | None] = [None] * num_blocks
 
     def __len__(self) -> int:
@@ -47,12 +48,14 @@ class PrefixIndex:
         return node
 
     def is_alive(self, node: int) -> bool:
-        """Whether a node is a root, or that of the block which it names. Not for one whose block has moved since."""
+        """Whether a node is a root, or one whose block is found now, wherever it lies."""
         block = node & self._mask
         if not block:
             return node != NO_NODE
         key = self._keys[block]
-        return key is not None and self._nodes[key] == node
+        if key is not None and self._nodes[key] == node:
+            return True
+        return node >> self._shift in self._moved
 
     def find(self, node: int, tokens: bytes) -> tuple[int, I64]:
         """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way."""
@@ -100,8 +103,10 @@ class PrefixIndex:
         for block in blocks:
             key = self._keys[block]
             assert key is not None
-            del self._nodes[key]
+            node = self._nodes.pop(key)
             self._keys[block] = None
+            if self._moved:
+                self._moved.discard(node >> self._shift)
 
     def move(self, old: list[int], new: list[int]) -> None:
         """What old[i] is found by, leads to new[i] from now on. `old` are indexed, of `new` none but those in `old`."""
@@ -111,7 +116,9 @@ class PrefixIndex:
         for block, key in zip(new, keys, strict=True):
             assert key is not None
             self._keys[block] = key
-            self._nodes[key] = self._nodes[key] & ~self._mask | block
+            serial = self._nodes[key] >> self._shift
+            self._nodes[key] = serial << self._shift | block
+            self._moved.add(serial)
 
     def serial(self, node: int) -> int:
         """What is the same of a node wherever its block lies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from block_manager_svc.core.step import I32, I64
+from block_manager_svc.core.step import I32, I64, BlockOps
 
 
 @dataclass(slots=True)
@@ -14,6 +14,8 @@ class Counters:
     allocated_blocks: int = 0
     evicted_blocks: int = 0
     copies_on_write: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     peak_table_entries: int = 0
     peak_referenced_blocks: int = 0
     peak_shared_blocks: int = 0
@@ -76,9 +78,22 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Swapped:
+    """The moves of a swap in decision order, and the sequences (i64) whose tables changed by it.
+
+    kind: u8 (OpKind.SWAP_OUT or SWAP_IN); src, dst: i32, each in the numbers of its own pool. A block that several
+    sequences share moves once, and is then elsewhere for all of them, also for those that were not named.
+    """
+
+    ops: BlockOps
+    changed: I64
+
+
+@dataclass(frozen=True, slots=True)
 class Tables:
     """Block tables as CSR: sequence i owns indices[indptr[i] : indptr[i + 1]] (i32 all).
 
+    indices:       device blocks, and num_blocks + h for host slot h.
     last_page_len: writable positions in the last block, 0 for an empty table.
     refcount:      references to indices[j], over all tables.
     changed:       i64, the page table's revision at which the entries of each last changed.

@@ -14,7 +14,7 @@ from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
-_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "owner", "changed")
+_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "away", "owner", "changed")
 
 
 class Sequences:
@@ -29,6 +29,7 @@ class Sequences:
     root      of the prefix index, the namespace's
     owner     whose it is, as its creator said
     changed   revision of the page table at which the entries of the block table last changed
+    away      1: swapped out; its blocks are on the host, but for those that a sequence on the device shares
     """
 
     __slots__ = (*_COLUMNS, "_last", "_last_key", "_mark", "_mask", "_next", "_size", "_taken", "tables", "tokens")
@@ -42,6 +43,7 @@ class Sequences:
     root: I64
     owner: I64
     changed: I64
+    away: I64
 
     def __init__(self, capacity: int = 64, *, first: int = 1) -> None:
         self._mask = capacity - 1

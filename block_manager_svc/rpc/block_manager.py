@@ -43,7 +43,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
             block_size=table.block_size,
             block_bytes=self._manager.block_bytes,
             device=pb.BlockStates(**asdict(table.states())),
-            host=pb.BlockStates(free=self._manager.num_host_blocks),
+            host=pb.BlockStates(**asdict(table.host_states())),
             sharing=pb.Sharing(
                 table_entries=sharing.table_entries,
                 referenced_blocks=sharing.referenced_blocks,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from block_manager_svc.core import Extended, PageTable
+from block_manager_svc.core.step import BlockOps, OpKind
 
 
 @dataclass
@@ -21,14 +22,17 @@ class ModelSequence:
     computed: int = 0
     writable: int = 0
     table: list[int] = field(default_factory=list)
+    away: bool = False  # swapped out
     node: object = None  # of the index, after the computed full blocks; None: what follows is not indexed
 
 
 class Model:
     """Predicts every number that a PageTable answers, block numbers included."""
 
-    def __init__(self, num_blocks: int, block_size: int, eviction: str = "lru") -> None:
+    def __init__(self, num_blocks: int, block_size: int, eviction: str = "lru", num_host: int = 0) -> None:
         self.block_size = block_size
+        self.num_blocks = num_blocks  # what is numbered from here on lies on the host
+        self.free_slots = set(range(num_blocks + 1, num_blocks + num_host))
         self.eviction = eviction
         self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
         self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
@@ -58,7 +62,7 @@ class Model:
         held: list[tuple[int, object]] = []
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
             block = self.index.get((node, tuple(tokens[start : start + self.block_size])))
-            if block is None:
+            if block is None or block >= self.num_blocks:
                 break
             node = self.node_of[block]
             held.append((block, node))
@@ -104,7 +108,7 @@ class Model:
         found = []
         for start in range(0, len(s.tokens) - self.block_size, self.block_size):
             block = self.index.get((node, tuple(s.tokens[start : start + self.block_size])))
-            if block is None:
+            if block is None or block >= self.num_blocks:
                 break
             found.append(block)
             node = self.node_of[block]
@@ -152,11 +156,7 @@ class Model:
                 for place in range(s.computed // self.block_size, -(-to // self.block_size)):
                     if place < len(s.table) and place not in moved:
                         self._unseal(s.table[place])
-        while len(self.free_blocks) < needed:
-            victim = self._victim()
-            self._unseal(victim)
-            self.free_blocks.add(victim)
-            self.evicted += 1
+        self._evict_for(needed)
         copies = []
         deltas: dict[int, dict[int, int]] = {}
         for i, (sequence, to, mine) in enumerate(zip(sequences, upto, changes, strict=True)):
@@ -174,6 +174,13 @@ class Model:
                 deltas.setdefault(i, {})[place] = block
             s.writable = max(s.writable, to)
         return copies, deltas
+
+    def _evict_for(self, needed: int) -> None:
+        while len(self.free_blocks) < needed:
+            victim = self._victim()
+            self._unseal(victim)
+            self.free_blocks.add(victim)
+            self.evicted += 1
 
     def commit(self, sequence: int, upto: int) -> None:
         s = self.sequences[sequence]
@@ -195,7 +202,67 @@ class Model:
     def fork(self, sequence: int, child: int) -> None:
         s = self.sequences[sequence]
         held = s.table[: -(-s.computed // self.block_size)]
-        self.sequences[child] = ModelSequence(list(s.tokens), s.namespace, s.computed, s.computed, held, s.node)
+        self.sequences[child] = ModelSequence(
+            list(s.tokens), s.namespace, s.computed, s.computed, held, away=s.away, node=s.node
+        )
+
+    def swap(self, out: list[int], in_: list[int]) -> list[tuple[str, int, int]] | str:
+        """The moves, each in the numbers of its own pool; or which side has too little room."""
+        leaving = [i for i in out if not self.sequences[i].away]
+        coming = [i for i in in_ if self.sequences[i].away]
+        after = ({i for i, s in self.sequences.items() if s.away} | set(leaving)) - set(coming)
+        back, outs, ins = 0, [], []
+        for i in out:
+            s = self.sequences[i]
+            kept = s.table[: self._pages(s.computed)]
+            back += len(s.table) - len(kept)
+            for block in kept:
+                holders = {k for k, other in self.sequences.items() if block in other.table}
+                if block < self.num_blocks and block not in outs and holders <= after and not self.pinned(block):
+                    outs.append(block)
+        for i in coming:
+            ins += [b for b in self.sequences[i].table if b >= self.num_blocks and b not in ins]
+        if len(outs) > max(0, len(self.free_slots) - 1) + len(ins):
+            return "host"
+        if len(ins) > self.available() + back + len(outs):
+            return "device"
+
+        for i in leaving:
+            s = self.sequences[i]
+            self._cut(s, self._pages(s.computed))
+            s.writable = s.computed
+        moves, to = [], {}
+        outs_left, ins_left = list(outs), list(ins)
+        while outs_left or ins_left:
+            while outs_left and self.free_slots:
+                block, place = outs_left.pop(0), min(self.free_slots)
+                self.free_slots.remove(place)
+                self.free_blocks.add(block)
+                moves.append(("out", block, place - self.num_blocks))
+                to[block] = place
+            room = min(len(ins_left), self.available())
+            self._evict_for(room)
+            vacated = []
+            for place in ins_left[:room]:
+                block = min(self.free_blocks)
+                self.free_blocks.remove(block)
+                vacated.append(place)
+                moves.append(("in", place - self.num_blocks, block))
+                to[place] = block
+            self.free_slots |= set(vacated)
+            del ins_left[:room]
+        for block in outs:
+            self._forget(block)
+        self.sealed = {to.get(b, b) for b in self.sealed}
+        self.index = {key: to.get(b, b) for key, b in self.index.items()}
+        self.node_of = {to.get(b, b): node for b, node in self.node_of.items()}
+        for s in self.sequences.values():
+            s.table = [to.get(b, b) for b in s.table]
+        for i in leaving:
+            self.sequences[i].away = True
+        for i in coming:
+            self.sequences[i].away = False
+        return moves
 
     def grow(
         self, sequences: list[int], tokens: list[list[int]], lookahead: list[int]
@@ -267,7 +334,10 @@ class Model:
                 self._give_back(block)
 
     def _give_back(self, block: int) -> None:
-        if block in self.node_of:
+        if block >= self.num_blocks:
+            self._unseal(block)
+            self.free_slots.add(block)
+        elif block in self.node_of:
             if not self.pinned(block):
                 self._cache(block)
         else:
@@ -278,6 +348,7 @@ class Model:
         s = self.sequences[sequence]
         self._cut(s, 0)
         s.computed = s.writable = 0
+        s.away = False
         s.node = ("root", s.namespace)
 
     def free(self, sequence: int) -> None:
@@ -346,7 +417,9 @@ class Model:
         """Asserts that `table` is in the state that this model is in."""
         ids = sorted(self.sequences)
         assert table.sequences().tolist() == ids
-        counts = [self.refcount(block) for block in {b for s in self.sequences.values() for b in s.table}]
+        held = {b for s in self.sequences.values() for b in s.table}
+        counts = [self.refcount(block) for block in held if block < self.num_blocks]
+        host = [self.refcount(block) for block in held if block >= self.num_blocks]
         columns = table.tables(ids)
         last = []
         for i, sequence in enumerate(ids):
@@ -366,7 +439,14 @@ class Model:
         assert table.computed(ids).tolist() == [self.sequences[i].computed for i in ids]
 
         states = table.states()
-        sealed = sum(self.refcount(block) > 0 for block in self.sealed)
+        sealed = sum(self.refcount(block) > 0 for block in self.sealed if block < self.num_blocks)
+        host_sealed = sum(block >= self.num_blocks for block in self.sealed)
+        states_of_host = table.host_states()
+        assert (states_of_host.free, states_of_host.active, states_of_host.sealed) == (
+            len(self.free_slots),
+            len(host) - host_sealed,
+            host_sealed,
+        )
         idle_pinned = sum(self.refcount(block) == 0 and self.pinned(block) for block in self.node_of)
         assert (states.null, states.reserved, states.quarantined) == (1, 0, 0)
         assert (states.free, states.active, states.sealed, states.cached) == (
@@ -377,7 +457,7 @@ class Model:
         )
         assert table.available() == self.available()
         sharing = table.sharing()
-        assert sharing.table_entries == sum(len(s.table) for s in self.sequences.values())
+        assert sharing.table_entries == sum(counts)
         assert (sharing.referenced_blocks, sharing.shared_blocks) == (len(counts), sum(n > 1 for n in counts))
         counters = table.counters
         assert (counters.copies_on_write, counters.evicted_blocks) == (self.copies, self.evicted)
@@ -395,9 +475,10 @@ class Model:
 class Device:
     """What is in each slot of the pool: for the K/V of position p, the namespace and the tokens up to p."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host: int = 0) -> None:
         self.block_size = block_size
-        self.slots: list[object] = [None] * (num_blocks * block_size)
+        self.first_slot = num_blocks  # of the host, as the core numbers it
+        self.slots: list[object] = [None] * ((num_blocks + num_host) * block_size)
 
     def run(self, model: Model, sequences: list[int], upto: list[int], extended: Extended) -> None:
         """Copies in order, then writes K/V of the new positions, as a step would."""
@@ -408,6 +489,14 @@ class Device:
         size = self.block_size
         for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
             self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
+
+    def swap(self, ops: BlockOps) -> None:
+        """Moves in order, one by one; what is left behind is garbage."""
+        size, host = self.block_size, self.first_slot
+        for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
+            source, target = (src, dst + host) if kind == OpKind.SWAP_OUT else (src + host, dst)
+            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+            self.slots[source * size : (source + 1) * size] = ["garbage"] * size
 
     def write(self, model: Model, sequences: list[int], upto: list[int]) -> None:
         """Writes K/V of positions [computed, upto[i]) of each."""
@@ -441,6 +530,7 @@ def snapshot(table: PageTable) -> object:
         table.computed(ids).tolist(),
         [column.tolist() for column in (columns.indptr, columns.indices, columns.last_page_len, columns.refcount)],
         table.states(),
+        table.host_states(),
         table.sharing(),
         str(table.counters),
         table.check(),

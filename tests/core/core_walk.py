@@ -2,7 +2,8 @@
 
 A device stands beside the table: every slot holds a hash of the tokens up to its position. It does what the table says,
 and nothing else, so a wrong block, a missing copy or a block that two sequences write is seen when they read. The
-invariants are checked every few hundred commands. A refusal must change nothing.
+invariants are checked every few hundred commands. A refusal must change nothing. With `--model`, the plain model walks
+along, and everything is compared after each command.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from core_model import Device
+from core_model import Device, Model
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import NotFound, OutOfBlocks
+from block_manager_svc.core.errors import NotFound, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.eviction import POLICIES
+from block_manager_svc.core.step import OpKind
 
 _MASK = (1 << 61) - 1
 
@@ -33,6 +35,7 @@ class Held:
 
     hashes: list[int]
     computed: int = 0
+    away: bool = False  # swapped out
 
 
 def chained(before: int, token: int) -> int:
@@ -42,12 +45,24 @@ def chained(before: int, token: int) -> int:
 class Walk:
     """One walk: the same seed takes the same steps."""
 
-    def __init__(self, seed: int, *, num_blocks: int, block_size: int, sequences: int, longest: int = 60) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_blocks: int,
+        num_host: int,
+        block_size: int,
+        sequences: int,
+        longest: int = 60,
+        beside_model: bool = False,
+    ) -> None:
         self.draw = random.Random(seed)
         self.size = block_size
         self.most, self.longest = sequences, longest
-        self.table = PageTable(num_blocks, block_size, eviction=self.draw.choice(sorted(POLICIES)))
-        self.device = Device(num_blocks, block_size)
+        eviction = self.draw.choice(sorted(POLICIES))
+        self.table = PageTable(num_blocks, block_size, num_host=num_host, eviction=eviction)
+        self.device = Device(num_blocks, block_size, num_host)
+        self.model = Model(num_blocks, block_size, eviction, num_host) if beside_model else None
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
         # Few beginnings, so that prefixes meet.
@@ -58,14 +73,23 @@ class Walk:
         draw, alive = self.draw, list(self.held)
         if not alive or (len(alive) < self.most and draw.random() < 0.15):
             self.create()
-            return
+        else:
+            self.change(alive)
+        if self.model:
+            self.model.compare(self.table)
+        self.read(draw.choice(list(self.held) or [0]))
+
+    def change(self, alive: list[int]) -> None:
+        draw = self.draw
         command = draw.choices(
-            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend, self.pin),
-            (40, 25, 6, 10, 3, 6, 5, 3),
+            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend, self.pin, self.swap),
+            (40, 25, 6, 10, 3, 6, 5, 3, 12),
         )[0]
         some = draw.sample(alive, min(len(alive), draw.randint(1, 4)))
-        command(some)
-        self.read(draw.choice(list(self.held) or [0]))
+        if command in (self.grow, self.commit, self.extend):
+            some = [sequence for sequence in some if not self.held[sequence].away]
+        if some:
+            command(some)
 
     def create(self) -> None:
         draw = self.draw
@@ -79,6 +103,9 @@ class Walk:
             hashes.append(last)
         held = self.held[sequence] = Held(hashes)
         held.computed = self.table.reuse(sequence)
+        if self.model:
+            self.model.create(sequence, tokens, namespace)
+            assert self.model.reuse(sequence) == held.computed
         self.counts["create"] += 1
         self.counts["tokens found"] += held.computed
 
@@ -89,10 +116,12 @@ class Walk:
         lookahead = [draw.choice((0, 0, 1, 3, 9)) for _ in some]
         flat = [token for tokens in new for token in tokens]
         revision = self.table.revision
+        expected = self.model.grow(some, new, lookahead) if self.model else None
         try:
             grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead)
         except OutOfBlocks:
             assert self.table.revision == revision
+            assert expected is None
             self.counts["refused"] += 1
             self.free(some[:1])
             return
@@ -111,6 +140,8 @@ class Walk:
 
     def extend(self, some: list[int]) -> None:
         upto = [self.draw.randint(self.held[i].computed, len(self.held[i].hashes)) for i in some]
+        if self.model:
+            self.model.extend(some, upto)
         try:
             extended = self.table.extend(some, upto)
         except OutOfBlocks:
@@ -135,14 +166,41 @@ class Walk:
         self.table.commit(some, upto)
         for sequence, to in zip(some, upto, strict=True):
             self.held[sequence].computed = to
+            if self.model:
+                self.model.commit(sequence, to)
         self.counts["commit"] += 1
+
+    def swap(self, some: list[int]) -> None:
+        """Mostly what changes something: who is here goes, who is away comes."""
+        out = [i for i in some if self.held[i].away == (self.draw.random() < 0.1)]
+        in_ = [i for i in some if i not in out]
+        revision = self.table.revision
+        moves = self.model.swap(out, in_) if self.model else None
+        try:
+            ops = self.table.swap(out, in_).ops
+        except ResourceExhausted:
+            assert self.table.revision == revision
+            assert not isinstance(moves, list)
+            self.counts["refused"] += 1
+            self.free(some[:1])
+            return
+        if self.model:
+            kinds = ["out" if kind == OpKind.SWAP_OUT else "in" for kind in ops.kind.tolist()]
+            assert list(zip(kinds, ops.src.tolist(), ops.dst.tolist(), strict=True)) == moves
+        for sequence in some:
+            self.held[sequence].away = sequence in out
+        self.device.swap(ops)
+        self.counts["swap"] += 1
+        self.counts["exchange"] += bool((np.diff(ops.kind.astype(int)) < 0).any())
 
     def fork(self, some: list[int]) -> None:
         if len(self.held) >= self.most:
             return
         parent = self.held[some[0]]
         for child in self.table.fork(some[0], self.draw.randint(1, 3)).tolist():
-            self.held[child] = Held(list(parent.hashes), parent.computed)
+            self.held[child] = Held(list(parent.hashes), parent.computed, parent.away)
+            if self.model:
+                self.model.fork(some[0], child)
         self.counts["fork"] += 1
 
     def truncate(self, some: list[int]) -> None:
@@ -152,27 +210,40 @@ class Walk:
             held = self.held[sequence]
             del held.hashes[length:]
             held.computed = min(held.computed, length)
+        if self.model:
+            self.model.truncate(some, lengths)
         self.counts["truncate"] += 1
 
     def drop(self, some: list[int]) -> None:
         self.table.drop(some)
         for sequence in some:
             self.held[sequence].computed = 0
+            self.held[sequence].away = False
+            if self.model:
+                self.model.drop(sequence)
         self.counts["drop"] += 1
 
     def free(self, some: list[int]) -> None:
         self.table.free(some)
         for sequence in some:
             del self.held[sequence]
+            if self.model:
+                self.model.free(sequence)
         self.counts["free"] += 1
 
     def pin(self, some: list[int]) -> None:
         """A prefix that somebody may come for; the clock goes on, and ends what was pinned before."""
         self.table.advance(self.table.now + self.draw.randint(0, 20))
+        until = self.table.now + self.draw.randint(1, 100)
+        if self.model:
+            self.model.advance(self.table.now)
         try:
-            self.table.pin(self.table.tokens(some[0]), self.table.now + self.draw.randint(1, 100))
+            pinned = self.table.pin(self.table.tokens(some[0]), until)
         except NotFound:
             return
+        if self.model:
+            blocks = self.model.pin(pinned.pin, self.table.tokens(some[0]).tolist(), b"", until)
+            assert blocks * self.size == pinned.tokens
         self.counts["pin"] += 1
 
     def write(self, sequence: int, upto: int) -> None:
@@ -200,10 +271,17 @@ class Walk:
         assert (wrong := self.table.check()) == [], wrong
 
 
-def walk(seed: int, commands: int, *, check_every: int = 500) -> Counter[str]:
+def walk(seed: int, commands: int, *, check_every: int = 500, beside_model: bool = False) -> Counter[str]:
     """Walks, and returns what was done. Raises AssertionError with the seed and the step."""
     num_blocks = (24, 64, 200)[seed // 4 % 3]
-    it = Walk(seed, num_blocks=num_blocks, block_size=(1, 2, 4, 7)[seed % 4], sequences=min(24, num_blocks // 4))
+    it = Walk(
+        seed,
+        num_blocks=num_blocks,
+        num_host=(num_blocks // 3, 4, 0)[seed % 3],
+        block_size=(1, 2, 4, 7)[seed % 4],
+        sequences=min(24, num_blocks // 4),
+        beside_model=beside_model,
+    )
     for step in range(commands):
         try:
             it.step()
@@ -212,7 +290,12 @@ def walk(seed: int, commands: int, *, check_every: int = 500) -> Counter[str]:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, step {step}: {error}") from error
     counters = it.table.counters
-    it.counts.update(copies=counters.copies_on_write, evicted=counters.evicted_blocks)
+    it.counts.update(
+        copies=counters.copies_on_write,
+        evicted=counters.evicted_blocks,
+        swapped_out=counters.swapped_out_blocks,
+        swapped_in=counters.swapped_in_blocks,
+    )
     return it.counts
 
 
@@ -221,17 +304,19 @@ def main() -> None:
     parser.add_argument("--commands", type=int, default=1_000_000)
     parser.add_argument("--a-seed", type=int, default=100_000, help="commands of one seed")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--model", action="store_true", help="compare with the plain model after each command")
     parser.add_argument("--record", type=Path, help="a folder for the record of this run, as JSON")
     options = parser.parse_args()
     began, total = time.monotonic(), Counter[str]()
     seeds = range(options.first_seed, options.first_seed + -(-options.commands // options.a_seed))
     for seed in seeds:
-        total += walk(seed, options.a_seed)
+        total += walk(seed, options.a_seed, beside_model=options.model)
     revision = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     record = {
         "proof": "random walk of the core",
         "seeds": [seeds[0], seeds[-1]],
         "commands": len(seeds) * options.a_seed,
+        "compared with the model": options.model,
         "counts": dict(sorted(total.items())),
         "seconds": round(time.monotonic() - began, 1),
         "python": sys.version.split()[0],

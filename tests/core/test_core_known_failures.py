@@ -9,6 +9,7 @@ from core_model import Device, Model, prompt, run, snapshot
 
 from block_manager_svc.core import Match, PageTable
 from block_manager_svc.core.errors import OutOfBlocks, SequenceNotFound
+from block_manager_svc.core.step import OpKind
 
 
 @pytest.fixture
@@ -215,6 +216,44 @@ def test_19_a_cache_reset_leaves_blocks_in_use_alone_and_what_was_cached_is_not_
     run(table, again)
     assert table.match(table.create(prompt(*range(9)))).tokens == 8
     assert table.check() == []
+
+
+def test_11_a_swap_in_does_not_live_on_blocks_that_its_own_sequence_holds() -> None:
+    table = PageTable(8, 4, num_host=8)
+    a = table.create(prompt(*range(16)))
+    run(table, a)
+    table.pin(prompt(*range(8)), until=9)
+    table.swap([a], [])  # two blocks stay for the pin, two leave
+    table.advance(9)
+    other = table.create(prompt(*range(50, 66)))
+    run(table, other)
+    # One block is free, and two that only `a` holds, which no eviction may take.
+    assert (table.available(), table.tables([a]).indices.tolist()) == (1, [1, 2, 9, 10])
+    before = snapshot(table)
+    with pytest.raises(OutOfBlocks) as refusal:
+        table.swap([], [a])
+    assert refusal.value.numbers == {"needed": 2, "available": 1}
+    assert snapshot(table) == before
+    table.free([other])
+    table.swap([], [a])
+    assert table.check() == []
+
+
+def test_12_and_13_what_leaves_a_block_does_so_before_another_comes_into_it() -> None:
+    table = PageTable(4, 4, num_host=6)
+    a, b = (table.create(prompt(*range(start, start + 12))) for start in (0, 50))
+    run(table, a)
+    table.swap([a], [])
+    run(table, b)
+    ops = table.swap([b], [a]).ops
+    # A block is vacated before it is filled, and so is a host slot: none has two contents at any time.
+    device, host = {1, 2, 3}, {1, 2, 3}
+    for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
+        source, target = (device, host) if kind == OpKind.SWAP_OUT else (host, device)
+        assert dst not in target
+        source.remove(src)
+        target.add(dst)
+    assert (len(device), len(host)) == (3, 3)
 
 
 def test_15_what_can_never_fit_says_so_with_the_numbers(table: PageTable) -> None:

@@ -152,3 +152,11 @@ def test_more_than_the_writer_was_given_cannot_be_committed_by_a_child(table: Pa
     table.extend([child], [9])
     table.commit([child, A], [9, 9])
     assert table.check() == []
+
+
+@pytest.mark.parametrize("num_host", [-1, 2**31 - 8])
+def test_a_host_pool_that_cannot_be_is_refused(num_host: int) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        PageTable(8, 4, num_host=num_host)
+    assert refusal.value.reason == "POOL_SIZE_OUT_OF_RANGE"
+    assert refusal.value.numbers == {"num_host": num_host, "num_blocks": 8}

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from block_manager_svc.core import Extended, PageTable, Pinned
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks, SequenceNotFound
+from block_manager_svc.core.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    OutOfBlocks,
+    ResourceExhausted,
+    SequenceNotFound,
+)
 from block_manager_svc.core.eviction import POLICIES
+from block_manager_svc.core.step import OpKind
 
 NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
@@ -21,17 +29,38 @@ TOKENS = st.integers(0, 1)
 
 
 class PageTableMachine(RuleBasedStateMachine):
-    @initialize(block_size=st.integers(1, 4), eviction=st.sampled_from(sorted(POLICIES)))
-    def start(self, block_size: int, eviction: str) -> None:
-        self.table = PageTable(NUM_BLOCKS, block_size, eviction=eviction)
-        self.model = Model(NUM_BLOCKS, block_size, eviction)
-        self.device = Device(NUM_BLOCKS, block_size)
+    @initialize(
+        block_size=st.integers(1, 4), eviction=st.sampled_from(sorted(POLICIES)), num_host=st.sampled_from([8, 4, 0])
+    )
+    def start(self, block_size: int, eviction: str, num_host: int) -> None:
+        self.table = PageTable(NUM_BLOCKS, block_size, eviction=eviction, num_host=num_host)
+        self.model = Model(NUM_BLOCKS, block_size, eviction, num_host)
+        self.device = Device(NUM_BLOCKS, block_size, num_host)
         self.ended: list[int] = []
         self.pins = 0
 
     def some(self, data: st.DataObject) -> list[int]:
         """Distinct sequences in any order."""
         return data.draw(st.lists(st.sampled_from(sorted(self.model.sequences)), min_size=1, max_size=4, unique=True))
+
+    def some_on_device(self, data: st.DataObject) -> list[int]:
+        """Of `some`, those that are not swapped out; with one that is, commands that need blocks are refused."""
+        sequences = self.some(data)
+        away = [sequence for sequence in sequences if self.model.sequences[sequence].away]
+        if away:
+            computed = [self.model.sequences[sequence].computed for sequence in sequences]
+            zeros = [0] * len(sequences)
+            before = snapshot(self.table)
+            for command, arguments in (
+                (self.table.extend, (computed,)),
+                (self.table.commit, (computed,)),
+                (self.table.blocks_needed, (computed,)),
+                (self.table.grow, (zeros, [], zeros)),
+            ):
+                with pytest.raises(FailedPrecondition, match="on the host"):
+                    command(sequences, *arguments)
+            assert snapshot(self.table) == before
+        return [sequence for sequence in sequences if sequence not in away]
 
     def one(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.model.sequences)))
@@ -70,7 +99,7 @@ class PageTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reuse(self, data: st.DataObject) -> None:
         sequence = self.one(data)
-        if self.model.sequences[sequence].table:
+        if self.model.sequences[sequence].table or self.model.sequences[sequence].away:
             before = snapshot(self.table)
             with pytest.raises(FailedPrecondition):
                 self.table.reuse(sequence)
@@ -81,7 +110,7 @@ class PageTableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data(), whole=st.booleans(), committed=st.booleans())
     def extend(self, data: st.DataObject, whole: bool, committed: bool) -> None:
-        sequences = self.some(data)
+        sequences = self.some_on_device(data)
         upto = []
         for sequence in sequences:
             s = self.model.sequences[sequence]
@@ -126,7 +155,7 @@ class PageTableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data(), committed=st.booleans())
     def grow(self, data: st.DataObject, committed: bool) -> None:
-        sequences = self.some(data)
+        sequences = self.some_on_device(data)
         tokens = [data.draw(st.lists(TOKENS, max_size=4)) for _ in sequences]
         lookahead = [data.draw(st.integers(0, 5)) for _ in sequences]
         arguments = sequences, [len(new) for new in tokens], [token for new in tokens for token in new], lookahead
@@ -160,7 +189,7 @@ class PageTableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        sequences = self.some(data)
+        sequences = self.some_on_device(data)
         chosen = [self.model.sequences[sequence] for sequence in sequences]
         upto = [data.draw(st.integers(s.computed, min(s.writable, len(s.tokens)))) for s in chosen]
         self.device.write(self.model, sequences, upto)
@@ -186,6 +215,31 @@ class PageTableMachine(RuleBasedStateMachine):
         for child in children:
             assert child not in self.model.sequences
             self.model.fork(parent, child)
+
+    @precondition(lambda self: any(s.away or s.computed for s in self.model.sequences.values()))
+    @rule(data=st.data(), usual=st.sampled_from([True, True, True, False]))
+    def swap(self, data: st.DataObject, usual: bool) -> None:
+        chosen = self.model.sequences
+        worth = st.sampled_from(sorted(i for i, s in chosen.items() if s.away or s.computed))
+        sequences = data.draw(st.lists(worth, min_size=1, max_size=4, unique=True))
+        # Mostly what changes something: who is here goes, who is away comes.
+        out = [i for i in sequences if chosen[i].away != (usual or data.draw(st.booleans()))]
+        in_ = [i for i in sequences if i not in out]
+        before = snapshot(self.table)
+        tables = {i: list(s.table) for i, s in self.model.sequences.items()}
+        moves = self.model.swap(out, in_)
+        if isinstance(moves, str):
+            refusal = OutOfBlocks if moves == "device" else ResourceExhausted
+            with pytest.raises(refusal, match="host" if moves == "host" else "evictable"):
+                self.table.swap(out, in_)
+            assert snapshot(self.table) == before
+            return
+        swapped = self.table.swap(out, in_)
+        ops = swapped.ops
+        kinds = ["out" if kind == OpKind.SWAP_OUT else "in" for kind in ops.kind.tolist()]
+        assert list(zip(kinds, ops.src.tolist(), ops.dst.tolist(), strict=True)) == moves
+        assert swapped.changed.tolist() == [i for i, s in self.model.sequences.items() if s.table != tables[i]]
+        self.device.swap(ops)
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
@@ -242,7 +296,9 @@ class PageTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def refused(self, data: st.DataObject) -> None:
         """A batch in which something is wrong, whatever its place, changes nothing."""
-        sequences = self.some(data)
+        sequences = self.some_on_device(data)
+        if not sequences:
+            return
         chosen = [self.model.sequences[sequence] for sequence in sequences]
         upto = [s.computed for s in chosen]
         wrong = data.draw(st.integers(0, len(sequences) - 1))

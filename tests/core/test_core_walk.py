@@ -11,9 +11,15 @@ from core_walk import walk
 
 def test_random_walks_keep_every_invariant_and_every_sequence_reads_its_own() -> None:
     counts = sum((walk(seed, 3000, check_every=100) for seed in range(1000, 1008)), Counter[str]())
-    commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free", "pin"}
-    assert counts.keys() >= commands | {"refused", "tokens found", "copies", "evicted"}
+    commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free", "pin", "swap"}
+    moved = {"copies", "evicted", "swapped_out", "swapped_in", "exchange"}
+    assert counts.keys() >= commands | moved | {"refused", "tokens found"}
     assert min(counts.values()) > 0
+
+
+def test_the_plain_model_walks_along() -> None:
+    counts = sum((walk(seed, 300, beside_model=True) for seed in range(2000, 2012)), Counter[str]())
+    assert counts["swapped_in"] > 0
 
 
 def test_the_same_seed_takes_the_same_walk() -> None:
