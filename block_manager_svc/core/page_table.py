@@ -7,54 +7,39 @@ before anything was changed.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks, SequenceNotFound
+from block_manager_svc.core.chain import find, find_own, node_at, seal
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.ragged import ranges
+from block_manager_svc.core.reads import Reads
 from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.results import (
     Begun,
-    BlockStates,
-    Counters,
     Extended,
     Grown,
-    Match,
     Pinned,
-    Sharing,
     Swapped,
-    Tables,
 )
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
 
 
-class PageTable:
+class PageTable(Reads):
     """Sequences over a pool of `num_blocks` blocks of `block_size` tokens; block 0 is the null block, never handed out.
 
     Commands over a batch take `sequences` (int64, distinct) with one value for each, and run in that order.
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = (
-        "_pins",
-        "_plan_key",
-        "_planned",
-        "_pool",
-        "_residency",
-        "_sequences",
-        "block_size",
-        "now",
-        "num_blocks",
-        "revision",
-    )
+    __slots__ = ("_pins", "_plan_key", "_planned", "_residency", "now")
 
     def __init__(
         self,
@@ -107,10 +92,6 @@ class PageTable:
         self._plan_key: tuple[int, bytes, bytes] | None = None
         self._planned: Plan | None = None
 
-    @property
-    def counters(self) -> Counters:
-        return self._pool.counters
-
     def create(self, tokens: Integers, namespace: bytes = b"", *, owner: int = 0) -> int:
         """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
 
@@ -157,7 +138,7 @@ class PageTable:
         root = pool.index.root(namespace)
         end = count.cumsum()
         prompts = [content[e - n : e] for e, n in zip(end.tolist(), count.tolist(), strict=True)]
-        found = [self._found(root, prompt[: (prompt.size - 1) // size * size]) for prompt in prompts]
+        found = [find(pool, root, prompt[: (prompt.size - 1) // size * size]) for prompt in prompts]
         blocks = np.array([hits.size for _, hits in found], np.int64)
         cached, upto = blocks * size, count + ahead
         _check_slots(int((upto - cached).sum()), most)
@@ -184,12 +165,6 @@ class PageTable:
         np.cumsum(upto - cached, out=indptr[1:])
         return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto))
 
-    def match(self, sequence: int) -> Match:
-        """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""
-        _, blocks = self._find(self._sequences.row(sequence))
-        idle = int(np.count_nonzero(self._pool.refcount[blocks] == 0))
-        return Match(blocks.size * self.block_size, blocks.size, idle)
-
     def reuse(self, sequence: int) -> int:
         """References what `match` finds and counts it as computed. Returns the tokens that are computed now.
 
@@ -205,7 +180,7 @@ class PageTable:
                 blocks=int(s.blocks[row]),
             )
         self._check_on_device(np.array([row]))
-        node, blocks = self._find(row)
+        node, blocks = find_own(s, self._pool, self.block_size, row)
         if blocks.size:
             self._pool.share(blocks)
             self._pool.note_peaks()
@@ -222,10 +197,6 @@ class PageTable:
         """Blocks that `extend` would take for each, in this order: new ones, and copies of shared ones."""
         ids = integers(sequences, "sequences")
         return self._plan(ids, column(upto, "upto", ids.size)).needed.astype(np.int32)
-
-    def available(self) -> int:
-        """Blocks that can be taken: free, or cached and evictable."""
-        return self._pool.available()
 
     def extend(self, sequences: Integers, upto: Integers) -> Extended:
         """Makes positions [computed, upto) of each writable: grows its table, and copies shared blocks in that range.
@@ -339,7 +310,7 @@ class PageTable:
         s.computed[rows] = kept
         s.writable[rows] = np.minimum(s.writable[rows], to)
         for row in shorter.tolist():
-            s.node[row] = self._node_at(row, int(s.computed[row]) // size)
+            s.node[row] = node_at(s, self._pool, size, row, int(s.computed[row]) // size)
         shorter = rows[s.blocks[rows] > pages]
         if self._residency.away:
             self._residency.release(s, rows, pages)
@@ -365,7 +336,7 @@ class PageTable:
         before = computed // self.block_size
         crossing = (full != before).nonzero()[0]
         if crossing.size:
-            self._seal(rows[crossing], before[crossing], full[crossing] - before[crossing])
+            seal(s, self._pool, self.block_size, rows[crossing], before[crossing], full[crossing] - before[crossing])
         s.computed[rows] = to
         self.revision += 1
 
@@ -461,7 +432,7 @@ class PageTable:
                 "UNTIL_PASSED", f"a pin until {until} ms, the clock says {self.now}", until=until, now=self.now
             )
         whole = content[: content.size // self.block_size * self.block_size]
-        _, blocks = self._found(self._pool.index.root(namespace), whole)
+        _, blocks = find(self._pool, self._pool.index.root(namespace), whole)
         if not blocks.size:
             raise NotFound(
                 "PREFIX_NOT_CACHED",
@@ -497,109 +468,9 @@ class PageTable:
         self.revision += 1
         return freed
 
-    def tokens(self, sequence: int) -> I32:
-        """The tokens known of a sequence, a copy."""
-        s = self._sequences
-        row = s.row(sequence)
-        return s.tokens.values(row, int(s.length[row])).copy()
-
-    def token_range(self, sequences: Integers, first: Integers, upto: Integers) -> I32:
-        """Tokens at positions [first[i], upto[i]) of each, one sequence after another."""
-        s = self._sequences
-        ids = integers(sequences, "sequences")
-        begin, end = column(first, "first", ids.size), column(upto, "upto", ids.size)
-        rows = s.rows(ids)
-        length = s.length[rows]
-        wrong = ((begin < 0) | (end < begin) | (end > length)).nonzero()[0]
-        if wrong.size:
-            sequence, start, stop, known = (int(values[wrong[0]]) for values in (ids, begin, end, length))
-            raise InvalidArgument(
-                "POSITION_OUT_OF_RANGE",
-                f"positions {start} to {stop} of sequence {sequence}: it has {known} tokens",
-                sequence=sequence,
-                first=start,
-                upto=stop,
-                length=known,
-            )
-        return s.tokens.gather(rows, begin, end - begin)
-
-    def length(self, sequences: Integers) -> I32:
-        """Tokens known of each."""
-        s = self._sequences
-        return s.length[s.rows(integers(sequences, "sequences"))].astype(np.int32)
-
-    def computed(self, sequences: Integers) -> I32:
-        """Positions of each whose K/V are written."""
-        s = self._sequences
-        return s.computed[s.rows(integers(sequences, "sequences"))].astype(np.int32)
-
-    def tables(self, sequences: Integers) -> Tables:
-        """Block tables as CSR."""
-        s = self._sequences
-        rows = s.rows(integers(sequences, "sequences"))
-        blocks = s.blocks[rows]
-        indptr = np.zeros(rows.size + 1, np.int32)
-        indptr[1:] = blocks.cumsum()
-        indices = s.tables.gather(rows, np.zeros_like(blocks), blocks)
-        last = s.writable[rows] - (blocks - 1) * self.block_size
-        last = np.where(blocks > 0, np.clip(last, 0, self.block_size), 0).astype(np.int32)
-        return Tables(indptr, indices, last, self._pool.refcount[indices], s.changed[rows])
-
-    @property
-    def next_sequence(self) -> int:
-        """No id from here on was given out."""
-        return self._sequences.next
-
-    def sequences(self, *, owner: int | None = None) -> I64:
-        """Ids that are alive, in order of creation. owner: only those that are its."""
-        s = self._sequences
-        rows = s.alive()
-        return s.id[rows if owner is None else rows[s.owner[rows] == owner]]
-
-    def alive(self, sequences: Integers) -> NDArray[np.bool_]:
-        """Whether each of these ids, given out by this page table, is alive."""
-        return self._sequences.holds(integers(sequences, "sequences"))
-
-    def changed(self, sequences: Integers) -> I64:
-        """The revision at which the entries of each table last changed."""
-        s = self._sequences
-        return s.changed[s.rows(integers(sequences, "sequences"))]
-
-    def check_owner(self, sequences: Integers, owner: int) -> None:
-        """SequenceNotFound for the first that is not alive, or not `owner`'s: others' are none of its business."""
-        s = self._sequences
-        ids = integers(sequences, "sequences")
-        others = s.owner[s.rows(ids)] != owner
-        if b"\1" in others.tobytes():
-            raise SequenceNotFound(int(ids[others.nonzero()[0][0]]))
-
-    def states(self) -> BlockStates:
-        return self._pool.states()
-
-    def host_states(self) -> BlockStates:
-        """As `states`, of the host's slots. Nothing is cached there."""
-        return self._pool.host_states()
-
-    def sharing(self) -> Sharing:
-        return self._pool.sharing()
-
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
         return audit(self._sequences, self._pool, self._pins, self._residency, self.block_size)
-
-    def _find(self, row: int) -> tuple[int, I64]:
-        s = self._sequences
-        whole = (int(s.length[row]) - 1) // self.block_size * self.block_size
-        return self._found(int(s.root[row]), s.tokens.values(row, whole))
-
-    def _found(self, root: int, tokens: I32) -> tuple[int, I64]:
-        """What the index finds on the device: what lies on the host is not there before it is swapped in."""
-        pool = self._pool
-        node, blocks = pool.index.find(root, tokens.tobytes())
-        if pool.host.sealed and (away := (blocks >= pool.num_blocks).nonzero()[0]).size:
-            blocks = blocks[: away[0]]
-            node = pool.index.node(int(blocks[-1])) if blocks.size else root
-        return node, blocks
 
     def _check_on_device(self, rows: I64) -> None:
         away = self._sequences.away
@@ -608,20 +479,6 @@ class PageTable:
             raise FailedPrecondition(
                 "SEQUENCE_SWAPPED_OUT", f"sequence {sequence} is on the host: swap it in first", sequence=sequence
             )
-
-    def _node_at(self, row: int, full: int) -> int:
-        """The node that the row's first `full` blocks end in, NO_NODE if they are not found any more."""
-        s, index = self._sequences, self._pool.index
-        if s.node[row] == NO_NODE:
-            return NO_NODE
-        if not full:
-            return int(s.root[row])
-        last = index.node(int(s.tables.values(row, full)[-1]))
-        if last != NO_NODE:
-            return last
-        # The block is the double of a canonical one, which may have moved, or be gone by now.
-        node, blocks = index.find(int(s.root[row]), s.tokens.values(row, full * self.block_size).tobytes())
-        return node if blocks.size == full else NO_NODE
 
     def _check_upto(self, ids: I64, upto: I64, computed: I64, limit: I64, beyond: str, what: str) -> None:
         wrong = (upto < computed) | (upto > limit)
@@ -652,22 +509,6 @@ class PageTable:
             self._planned = decide(s, self._pool, self.block_size, rows, computed, upto)
             self._plan_key = key
         return self._planned
-
-    def _seal(self, rows: I64, first: I64, count: I64) -> None:
-        """Seals logical blocks first[i] .. + count[i] of each row."""
-        s, size = self._sequences, self.block_size
-        counts = count.tolist()
-        if max(counts) == 1:
-            tokens = s.tokens.gather_equal(rows, first * size, size).tobytes()
-            blocks = s.tables.data[s.tables.start[rows] + first]
-        else:
-            tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
-            blocks = s.tables.gather(rows, first, count)
-        parents = s.node[rows].tolist()
-        for i, node in enumerate(parents):
-            if not self._pool.index.is_alive(node):
-                parents[i] = self._node_at(int(rows[i]), int(first[i]))
-        s.node[rows] = self._pool.seal(parents, counts, tokens, blocks.astype(np.int64))
 
     def _release(self, rows: I64) -> None:
         s = self._sequences

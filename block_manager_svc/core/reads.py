@@ -1,0 +1,126 @@
+"""What can be asked of the page table and changes nothing: `PageTable` inherits it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_manager_svc.core.arguments import Integers, column, integers
+from block_manager_svc.core.chain import find_own
+from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
+from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.results import BlockStates, Counters, Match, Sharing, Tables
+from block_manager_svc.core.sequences import Sequences
+from block_manager_svc.core.step import I32, I64
+
+
+class Reads:
+    """Raises as PageTable's commands do."""
+
+    __slots__ = ("_pool", "_sequences", "block_size", "num_blocks", "revision")
+
+    _pool: BlockPool
+    _sequences: Sequences
+    block_size: int
+    num_blocks: int
+    revision: int
+
+    @property
+    def counters(self) -> Counters:
+        return self._pool.counters
+
+    def available(self) -> int:
+        """Blocks that can be taken: free, or cached and evictable."""
+        return self._pool.available()
+
+    def match(self, sequence: int) -> Match:
+        """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""
+        _, blocks = find_own(self._sequences, self._pool, self.block_size, self._sequences.row(sequence))
+        idle = int(np.count_nonzero(self._pool.refcount[blocks] == 0))
+        return Match(blocks.size * self.block_size, blocks.size, idle)
+
+    def tokens(self, sequence: int) -> I32:
+        """The tokens known of a sequence, a copy."""
+        s = self._sequences
+        row = s.row(sequence)
+        return s.tokens.values(row, int(s.length[row])).copy()
+
+    def token_range(self, sequences: Integers, first: Integers, upto: Integers) -> I32:
+        """Tokens at positions [first[i], upto[i]) of each, one sequence after another."""
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        begin, end = column(first, "first", ids.size), column(upto, "upto", ids.size)
+        rows = s.rows(ids)
+        length = s.length[rows]
+        wrong = ((begin < 0) | (end < begin) | (end > length)).nonzero()[0]
+        if wrong.size:
+            sequence, start, stop, known = (int(values[wrong[0]]) for values in (ids, begin, end, length))
+            raise InvalidArgument(
+                "POSITION_OUT_OF_RANGE",
+                f"positions {start} to {stop} of sequence {sequence}: it has {known} tokens",
+                sequence=sequence,
+                first=start,
+                upto=stop,
+                length=known,
+            )
+        return s.tokens.gather(rows, begin, end - begin)
+
+    def length(self, sequences: Integers) -> I32:
+        """Tokens known of each."""
+        s = self._sequences
+        return s.length[s.rows(integers(sequences, "sequences"))].astype(np.int32)
+
+    def computed(self, sequences: Integers) -> I32:
+        """Positions of each whose K/V are written."""
+        s = self._sequences
+        return s.computed[s.rows(integers(sequences, "sequences"))].astype(np.int32)
+
+    def tables(self, sequences: Integers) -> Tables:
+        """Block tables as CSR."""
+        s = self._sequences
+        rows = s.rows(integers(sequences, "sequences"))
+        blocks = s.blocks[rows]
+        indptr = np.zeros(rows.size + 1, np.int32)
+        indptr[1:] = blocks.cumsum()
+        indices = s.tables.gather(rows, np.zeros_like(blocks), blocks)
+        last = s.writable[rows] - (blocks - 1) * self.block_size
+        last = np.where(blocks > 0, np.clip(last, 0, self.block_size), 0).astype(np.int32)
+        return Tables(indptr, indices, last, self._pool.refcount[indices], s.changed[rows])
+
+    @property
+    def next_sequence(self) -> int:
+        """No id from here on was given out."""
+        return self._sequences.next
+
+    def sequences(self, *, owner: int | None = None) -> I64:
+        """Ids that are alive, in order of creation. owner: only those that are its."""
+        s = self._sequences
+        rows = s.alive()
+        return s.id[rows if owner is None else rows[s.owner[rows] == owner]]
+
+    def alive(self, sequences: Integers) -> NDArray[np.bool_]:
+        """Whether each of these ids, given out by this page table, is alive."""
+        return self._sequences.holds(integers(sequences, "sequences"))
+
+    def changed(self, sequences: Integers) -> I64:
+        """The revision at which the entries of each table last changed."""
+        s = self._sequences
+        return s.changed[s.rows(integers(sequences, "sequences"))]
+
+    def check_owner(self, sequences: Integers, owner: int) -> None:
+        """SequenceNotFound for the first that is not alive, or not `owner`'s: others' are none of its business."""
+        s = self._sequences
+        ids = integers(sequences, "sequences")
+        others = s.owner[s.rows(ids)] != owner
+        if b"\1" in others.tobytes():
+            raise SequenceNotFound(int(ids[others.nonzero()[0][0]]))
+
+    def states(self) -> BlockStates:
+        return self._pool.states()
+
+    def host_states(self) -> BlockStates:
+        """As `states`, of the host's slots. Nothing is cached there."""
+        return self._pool.host_states()
+
+    def sharing(self) -> Sharing:
+        return self._pool.sharing()
