@@ -74,6 +74,7 @@ TABLES = bm.GetBlockTablesResponse(
     indices=[5, 9, 6],
     last_page_len=[8, 0],
     refcount=[2, 2, 1],
+    table_revision=[41, 9],
 )
 
 
@@ -179,6 +180,7 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
             "GetBlockTables": TABLES,
             "Audit": bm.AuditResponse(header=HEADER),
             "ResetCache": bm.ResetCacheResponse(header=HEADER, freed_blocks=12),
+            "StepBatch": bm.StepBatchResponse(header=HEADER),
         }
     )
     calls: list[tuple[str, object]] = field(default_factory=list)
@@ -235,6 +237,9 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def ResetCache(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("ResetCache", request, context)
+
+    def StepBatch(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("StepBatch", request, context)
 
     def Audit(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("Audit", request, context)

@@ -335,6 +335,7 @@ def test_tables_json(kvctl: Kvctl) -> None:
         "refcounts": [2, 2, 1],
         "shared": [True, True, False],
         "last_page_len": 8,
+        "revision": 41,
     }
 
 

@@ -10,8 +10,10 @@
 """
 
 from pagedkv._async import AsyncClient, AsyncStream
+from pagedkv._batch import Batch, BatchReply, Item, ItemResult
 from pagedkv._errors import (
     Aborted,
+    AlreadyExists,
     Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
@@ -48,9 +50,12 @@ from pagedkv._types import (
 __all__ = [
     "Aborted",
     "Activity",
+    "AlreadyExists",
     "AsyncClient",
     "AsyncStream",
     "Audit",
+    "Batch",
+    "BatchReply",
     "BlockStates",
     "BlockTable",
     "CacheReset",
@@ -63,6 +68,8 @@ __all__ = [
     "Header",
     "Internal",
     "InvalidArgument",
+    "Item",
+    "ItemResult",
     "Listing",
     "Model",
     "NotFound",

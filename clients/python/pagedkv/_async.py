@@ -15,6 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert
+from pagedkv._batch import Batch, BatchReply
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
 from pagedkv._types import (
@@ -205,6 +206,14 @@ class AsyncClient:
         self._connect()
         request = block_manager_pb2.ResetCacheRequest()
         return _convert.cache_reset(await self._unary(self._block_manager.ResetCache, request, timeout))
+
+    async def step_batch(
+        self, batch: Batch, *, request_id: str = "", wait: bool = True, timeout: float | None = None
+    ) -> BatchReply:
+        """Executes the items of a batch in order; see `Client.step_batch`."""
+        self._connect()
+        request = _convert.step_batch_request(batch, request_id, wait)
+        return _convert.batch_reply(await self._unary(self._block_manager.StepBatch, request, timeout))
 
     async def healthy(self, *, timeout: float | None = None) -> bool:
         """Whether the service answers, within the timeout, that it is SERVING: an executor is attached."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pagedkv._errors import Internal, InvalidArgument
+from pagedkv._batch import Batch, BatchReply, ItemResult, column_of
+from pagedkv._errors import Internal, InvalidArgument, PagedKvError, from_item_error
 from pagedkv._types import (
     Activity,
     Audit,
@@ -36,6 +37,7 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
 _SEQUENCE_STATES: dict[int, SequenceState] = {
     block_manager_pb2.SEQUENCE_STATE_WAITING: SequenceState.WAITING,
     block_manager_pb2.SEQUENCE_STATE_RUNNING: SequenceState.RUNNING,
+    block_manager_pb2.SEQUENCE_STATE_ENGINE: SequenceState.ENGINE,
 }
 
 
@@ -279,7 +281,7 @@ def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockT
     rows, indptr = len(response.sequence), response.indptr
     tables_fit = (
         len(indptr) == rows + 1
-        and len(response.last_page_len) == rows
+        and len(response.last_page_len) == len(response.table_revision) == rows
         and len(response.indices) == len(response.refcount) == indptr[-1]
     )
     # A reply about no table may leave out the CSR's single 0.
@@ -294,6 +296,7 @@ def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockT
                 blocks=tuple(response.indices[indptr[row] : indptr[row + 1]]),
                 refcounts=tuple(response.refcount[indptr[row] : indptr[row + 1]]),
                 last_page_len=response.last_page_len[row],
+                revision=response.table_revision[row],
             )
             for row, sequence in enumerate(response.sequence)
         ),
@@ -306,3 +309,67 @@ def cache_reset(response: block_manager_pb2.ResetCacheResponse) -> CacheReset:
 
 def audit(response: block_manager_pb2.AuditResponse) -> Audit:
     return Audit(header=_header(response.header), violations=tuple(response.violations))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+_COMMANDS: dict[str, Callable[..., object]] = {
+    "create": block_manager_pb2.CreateCommand,
+    "append": block_manager_pb2.AppendCommand,
+    "commit": block_manager_pb2.CommitCommand,
+    "fork": block_manager_pb2.ForkCommand,
+    "truncate": block_manager_pb2.TruncateCommand,
+    "free": block_manager_pb2.FreeCommand,
+    "pin": block_manager_pb2.PinCommand,
+    "unpin": block_manager_pb2.UnpinCommand,
+}
+
+
+def step_batch_request(batch: Batch, request_id: str, wait: bool) -> block_manager_pb2.StepBatchRequest:
+    try:
+        return block_manager_pb2.StepBatchRequest(
+            request_id=request_id,
+            no_wait=not wait,
+            items=[
+                block_manager_pb2.BatchItem(**{command: _COMMANDS[command](**fields)})  # type: ignore[arg-type]
+                for command, fields in batch.items
+            ],
+        )
+    except UnicodeError as error:
+        raise InvalidArgument(
+            "TEXT_NOT_UNICODE", "a request id or adapter has characters that are no Unicode text"
+        ) from error
+
+
+def batch_reply(response: block_manager_pb2.StepBatchResponse) -> BatchReply:
+    """Raises Internal when its columns cannot be read."""
+    try:
+        return BatchReply(
+            header=_header(response.header),
+            results=tuple(_item_result(result) for result in response.results),
+            step_id=response.step_id,
+            replayed=response.replayed,
+            table_sequence=column_of("Q", response.table_sequence),
+            table_revision=column_of("Q", response.table_revision),
+        )
+    except ValueError as error:
+        raise Internal("REPLY_INVALID", "a column of a batch's reply is no whole number of values") from error
+
+
+def _item_result(result: block_manager_pb2.BatchResult) -> ItemResult:
+    return ItemResult(
+        error=_item_error(result.error) if result.HasField("error") else None,
+        sequences=column_of("Q", result.sequences),
+        cached=column_of("I", result.cached),
+        slot_indptr=column_of("I", result.slot_indptr),
+        slots=column_of("Q", result.slots),
+        copy_src=column_of("I", result.copy_src),
+        copy_dst=column_of("I", result.copy_dst),
+        pin=result.pin,
+        pinned_tokens=result.pinned_tokens,
+    )
+
+
+def _item_error(error: block_manager_pb2.BatchError) -> PagedKvError:
+    delay = error.retry_delay.ToNanoseconds() / 1e9
+    return from_item_error(error.code, error.reason, error.message, error.metadata, delay)

@@ -3,6 +3,7 @@
     PagedKvError            reason, message, numbers, retry_after, code
     ├── InvalidArgument     the caller can mend it
     ├── NotFound            it names a model or a sequence that is not there
+    ├── AlreadyExists       its place, such as a request id, is taken
     ├── FailedPrecondition  right in itself, not in this state
     ├── ResourceExhausted   a limit or the pool; retry_after says when waiting helps
     ├── Unavailable         nobody is there to do it now
@@ -74,6 +75,12 @@ class NotFound(PagedKvError):
     default_code = "NOT_FOUND"
 
 
+class AlreadyExists(PagedKvError):
+    """Its place is taken, for instance by another request with the same id."""
+
+    default_code = "ALREADY_EXISTS"
+
+
 class FailedPrecondition(PagedKvError):
     """The request is right, and the service (or this client) is not in a state to do it."""
 
@@ -120,6 +127,7 @@ _CLASSES: dict[str, type[PagedKvError]] = {
     "INVALID_ARGUMENT": InvalidArgument,
     "OUT_OF_RANGE": InvalidArgument,  # gRPC's narrower kind of it
     "NOT_FOUND": NotFound,
+    "ALREADY_EXISTS": AlreadyExists,
     "FAILED_PRECONDITION": FailedPrecondition,
     "RESOURCE_EXHAUSTED": ResourceExhausted,
     "UNAVAILABLE": Unavailable,
@@ -127,6 +135,8 @@ _CLASSES: dict[str, type[PagedKvError]] = {
     "CANCELLED": Cancelled,
     "ABORTED": Aborted,
 }
+
+_CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # gRPC itself, on either side, refuses a message over the limit in these words and with no details.
 _TOO_LARGE = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")
@@ -165,6 +175,13 @@ def from_rpc_error(error: grpc.RpcError, address: str, timeout: float | None) ->
             code=code,
         )
     return kind(code, message, retry_after=retry_after, code=code)
+
+
+def from_item_error(code: int, reason: str, message: str, metadata: Mapping[str, str], delay: float) -> PagedKvError:
+    """The tree's error for one item of a call that was OK. code: google.rpc.Code; delay: seconds, 0: none was given."""
+    name = _CODE_NAMES.get(code, "UNKNOWN")
+    numbers = {key: _number(value) for key, value in metadata.items()}
+    return _CLASSES.get(name, Internal)(reason, message, numbers=numbers, retry_after=delay or None, code=name)
 
 
 def _details(error: grpc.RpcError) -> tuple[error_details_pb2.ErrorInfo | None, float | None]:

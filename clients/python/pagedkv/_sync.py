@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert
+from pagedkv._batch import Batch, BatchReply
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
 from pagedkv._interrupts import Apart, run_apart
@@ -195,6 +196,23 @@ class Client:
         """Empties the prefix cache: what is cached now is not found again. Running calls go on undisturbed."""
         request = block_manager_pb2.ResetCacheRequest()
         return _convert.cache_reset(self._unary(self._block_manager.ResetCache, request, timeout))
+
+    def step_batch(
+        self, batch: Batch, *, request_id: str = "", wait: bool = True, timeout: float | None = None
+    ) -> BatchReply:
+        """Executes the items of a batch in order: for engines that bring their own model.
+
+        An item that fails has its error in the reply, and the others are executed all the same.
+        request_id: makes it safe to send the same batch again when no reply came: it is not executed twice. A new one
+                    for each batch; kept for ten minutes.
+        wait:       return only when the copies that the batch needs are made.
+
+        Raises ResourceExhausted WINDOW_FULL, Unavailable EXECUTOR_UNAVAILABLE: nothing was executed, try again.
+        DeadlineExceeded: the batch may have been executed; send it again, if it has a request id.
+        Aborted POOL_RESET: every sequence is gone.
+        """
+        request = _convert.step_batch_request(batch, request_id, wait)
+        return _convert.batch_reply(self._unary(self._block_manager.StepBatch, request, timeout))
 
     def healthy(self, *, timeout: float | None = None) -> bool:
         """Whether the service answers, within the timeout, that it is SERVING: an executor is attached."""

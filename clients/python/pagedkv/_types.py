@@ -50,6 +50,7 @@ class SequenceState(enum.StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    ENGINE = "engine"  # not the scheduler's: of an engine that schedules itself, by step_batch
     UNKNOWN = "unknown"  # a state that only a newer SDK has a name for
 
 
@@ -232,6 +233,7 @@ class BlockTable:
     blocks: tuple[int, ...]
     refcounts: tuple[int, ...]  # references to blocks[i], over all tables
     last_page_len: int
+    revision: int  # of the page table, at which `blocks` last changed
 
     @property
     def tokens(self) -> int:

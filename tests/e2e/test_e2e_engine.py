@@ -1,0 +1,149 @@
+"""An engine of its own through real processes: its sequences beside calls, its copies as the pool really has them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from support.processes import Stack
+
+from pagedkv import Batch, Client, NotFound, SequenceState
+from pagedkv.v1 import executor_pb2, executor_pb2_grpc
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def running(module_stack: Callable[..., Stack], tiny_llama_dir: Path) -> Stack:
+    return module_stack(model=tiny_llama_dir, blocks=64, block_size=BLOCK_SIZE, dtype="float64")
+
+
+@pytest.fixture
+def client(running: Stack) -> Iterator[Client]:
+    with Client(running.address) as client:
+        yield client
+        assert client.audit().violations == ()
+        assert len(client.sequences()) == 0
+
+
+def read_k(running: Stack, client: Client, after_step: int, *blocks: int) -> np.ndarray:
+    """K of layer 0 of whole blocks, once the executor has completed that step."""
+    header = client.pool().header
+    slots = [block * BLOCK_SIZE + offset for block in blocks for offset in range(BLOCK_SIZE)]
+    request = executor_pb2.ReadKvRequest(
+        service_id=header.service_id, epoch=header.epoch, after_step=after_step, layer=0, slots=slots
+    )
+    with grpc.insecure_channel(running.executor_address) as channel:
+        pieces = list(executor_pb2_grpc.ExecutorServiceStub(channel).ReadKv(request, timeout=30))
+    return np.frombuffer(b"".join(piece.k for piece in pieces), "<f8").reshape(len(blocks), BLOCK_SIZE, -1)
+
+
+def leave_numbers_in_the_pool(client: Client, tokens: int) -> None:
+    """A call computes K/V into the lowest blocks; then these are free, with what was written."""
+    client.complete(token_ids=range(10, 10 + tokens), max_tokens=1)
+    client.reset_cache()
+
+
+def test_a_written_block_that_is_shared_is_copied_and_the_copy_is_true(running: Stack, client: Client) -> None:
+    leave_numbers_in_the_pool(client, 6)
+    batch = Batch()
+    [parent] = made = batch.create([[1, 2, 3, 4, 5, 6]])
+    batch.commit(made, [6])
+    children = batch.fork(parent, 2)
+    grown = batch.append([children[1], parent, children[0]], [7, 8, 9])
+    reply = client.step_batch(batch)
+    reply.raise_errors()
+
+    # Three holders of the partly filled block 2, all of which append: two copies, and the last writes in place.
+    copies = reply[grown]
+    assert copies.copy_src.tolist() == [2, 2]
+    assert copies.copy_dst.tolist() == [3, 4]
+    assert copies.slots.tolist() == [3 * 4 + 2, 4 * 4 + 2, 2 * 4 + 2]
+    assert reply.step_id > 0
+    source, first, second = read_k(running, client, reply.step_id, 2, 3, 4)
+    assert np.isfinite(source[:2]).all()
+    assert np.array_equal(source, first, equal_nan=True)
+    assert np.array_equal(source, second, equal_nan=True)
+
+    ids = [*reply[made].sequences, *reply[children].sequences]
+    tables = client.tables(ids)
+    assert [table.blocks for table in tables] == [(1, 4), (1, 2), (1, 3)]
+    assert [table.revision for table in tables] == [
+        dict(zip(reply.table_sequence, reply.table_revision, strict=True))[sequence] for sequence in ids
+    ]
+    assert {sequence.state for sequence in client.sequences()} == {SequenceState.ENGINE}
+    free(client, ids)
+
+
+def free(client: Client, ids: list[int]) -> None:
+    batch = Batch()
+    batch.free(ids)
+    client.step_batch(batch).raise_errors()
+
+
+def test_tokens_are_appended_truncated_and_found_by_the_next(client: Client) -> None:
+    prompt = list(range(20, 31))
+    batch = Batch()
+    made = batch.create([prompt], lookahead=3, adapter="v1")
+    batch.commit(made, [11])
+    drafts = batch.append(made, [1, 2, 3], counts=[3])
+    batch.truncate(made, [12])
+    batch.commit(made, [12])
+    reply = client.step_batch(batch)
+    reply.raise_errors()
+    assert reply.step_id == 0  # nothing was shared, nothing to copy
+    assert len(reply[made].slots) == 14
+    assert reply[drafts].slots == reply[made].slots[11:]  # where the lookahead had them
+    [sequence] = client.sequences()
+    assert (sequence.tokens, sequence.computed, sequence.blocks) == (12, 12, 3)
+    free(client, [sequence.sequence])
+
+    again = Batch()
+    found = again.create([[*prompt, 1, 99]], adapter="v1")
+    other = again.create([[*prompt, 1, 99]], adapter="v2")
+    reply = client.step_batch(again)
+    assert (reply[found].cached.tolist(), reply[other].cached.tolist()) == ([12], [0])
+    free(client, [*reply[found].sequences, *reply[other].sequences])
+
+
+def test_a_batch_that_is_sent_again_is_executed_once(client: Client) -> None:
+    batch = Batch()
+    made = batch.create([[1, 2, 3]])
+    name = uuid.uuid4().hex
+    first, again = (client.step_batch(batch, request_id=name) for _ in range(2))
+    assert (first.replayed, again.replayed) == (False, True)
+    assert first[made].sequences == again[made].sequences
+    assert len(client.sequences()) == 1
+    free(client, first[made].sequences.tolist())
+    end = Batch()
+    ended = end.free(first[made].sequences)
+    with pytest.raises(NotFound) as caught:
+        _ = client.step_batch(end)[ended]
+    assert caught.value.reason == "SEQUENCE_NOT_FOUND"
+
+
+def test_copies_go_on_while_calls_compute(running: Stack, client: Client) -> None:
+    """The steps of both are one stream: the executor applies them in order, and each call gets its tokens."""
+    prompt = list(range(40, 60))
+    alone = client.complete(token_ids=prompt, max_tokens=24, ignore_eos=True).token_ids
+    with client.generate(token_ids=prompt, max_tokens=24, ignore_eos=True) as stream:
+        steps = 0
+        tokens = []
+        for piece in stream:
+            tokens.append(piece.token_id)
+            batch = Batch()
+            parent = batch.create([[1, 2]])
+            batch.commit(parent, [2])
+            child = batch.fork(parent)
+            batch.append(child, [3])
+            batch.free([*parent, *child])
+            reply = client.step_batch(batch)
+            reply.raise_errors()
+            steps += reply.step_id > 0
+    assert tuple(tokens) == alone
+    assert steps == 24
+    client.reset_cache()
