@@ -13,7 +13,9 @@ from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.sequences import Sequences
 
 
-def audit(sequences: Sequences, pool: BlockPool, pins: Pins, residency: Residency, block_size: int) -> list[str]:
+def audit(
+    sequences: Sequences, pool: BlockPool, pins: Pins, reserved: int, residency: Residency, block_size: int
+) -> list[str]:
     """One sentence, with its numbers, for each invariant that does not hold."""
     wrong = _rows(sequences, pool, block_size)
     if wrong:  # what follows reads through the rows
@@ -25,6 +27,7 @@ def audit(sequences: Sequences, pool: BlockPool, pins: Pins, residency: Residenc
         + _host_places(pool)
         + _pins(pool, pins)
         + _counts(pool)
+        + _kept(pool, reserved)
         + _contents(sequences, pool, block_size)
     )
 
@@ -163,6 +166,18 @@ def _counts(pool: BlockPool) -> list[str]:
         total = sum(astuple(numbers))
         if total != size:
             wrong.append(f"the states of {side} add up to {total}, the pool has {size}: {numbers}")
+    return wrong
+
+
+def _kept(pool: BlockPool, reserved: int) -> list[str]:
+    """What is promised to reservations, and what lies above the limit, is free."""
+    wrong = []
+    if pool.reserved != reserved:
+        wrong.append(f"reservations promise {reserved} blocks, {pool.reserved} are counted")
+    if len(pool.allocator) < pool.reserved + pool.withheld:
+        wrong.append(
+            f"{len(pool.allocator)} blocks are free, {pool.reserved} are reserved and {pool.withheld} above the limit"
+        )
     return wrong
 
 

@@ -115,10 +115,10 @@ class _Batch:
                 self._table.free(sequences)
                 self._freed = True
             case Pin():
-                pinned = self._table.pin(command.tokens, command.until, command.namespace)
+                pinned = self._table.pin(command.tokens, command.until, command.namespace, owner=self._owner)
                 return Done(pin=pinned.pin, pinned=pinned.tokens)
             case Unpin():
-                self._table.unpin_all(self._resolve(command.pins, _made_pins))
+                self._table.unpin(self._resolve(command.pins, _made_pins), owner=self._owner)
                 return Done()
         self._named.append(sequences)
         return Done()

@@ -8,38 +8,38 @@ from __future__ import annotations
 
 import numpy as np
 
+from block_manager_svc.core.admission import Verdict, judge, refusal
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.chain import find, find_own, node_at, seal
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
+from block_manager_svc.core.compaction import compact
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.prefix_index import NO_NODE
+from block_manager_svc.core.promises import Promises, reservations
 from block_manager_svc.core.ragged import ranges
-from block_manager_svc.core.reads import Reads
 from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.results import (
     Begun,
     Extended,
     Grown,
-    Pinned,
-    Swapped,
+    Moved,
 )
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
 
 
-class PageTable(Reads):
+class PageTable(Promises):
     """Sequences over a pool of `num_blocks` blocks of `block_size` tokens; block 0 is the null block, never handed out.
 
     Commands over a batch take `sequences` (int64, distinct) with one value for each, and run in that order.
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_pins", "_plan_key", "_planned", "_residency", "now")
+    __slots__ = ("_plan_key", "_planned", "_residency")
 
     def __init__(
         self,
@@ -49,44 +49,25 @@ class PageTable(Reads):
         num_host: int = 0,
         first_sequence: int = 1,
         eviction: EvictionName = "lru",
+        watermark: int = 0,
     ) -> None:
         """num_host: slots of the host pool. Two of them hold nothing at rest: slot 0, and one that exchanges need.
 
         first_sequence: the lowest id to give; a predecessor's `next_sequence` keeps ids unique across both.
 
         eviction: which cached block goes first, one of `eviction.POLICIES`.
+        watermark: blocks that `begin` leaves to the sequences that are here, see `admission`.
         """
-        if not 2 <= num_blocks < 1 << 31:
-            raise InvalidArgument(
-                "POOL_SIZE_OUT_OF_RANGE",
-                f"a pool of {num_blocks} blocks: at least 2, below 2**31",
-                num_blocks=num_blocks,
-            )
-        if not 0 <= num_host < (1 << 31) - num_blocks:
-            raise InvalidArgument(
-                "POOL_SIZE_OUT_OF_RANGE",
-                f"{num_host} host slots beside {num_blocks} blocks: at least 0, and below 2**31 together",
-                num_host=num_host,
-                num_blocks=num_blocks,
-            )
-        if not 1 <= block_size < 1 << 16:
-            raise InvalidArgument(
-                "BLOCK_SIZE_OUT_OF_RANGE",
-                f"{block_size} tokens a block: at least 1, below 65536",
-                block_size=block_size,
-            )
+        check_pool(num_blocks, num_host, block_size, watermark, eviction)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.watermark = watermark
         self.revision = 0  # commands executed
         self.now = 0  # ms, as `advance` was told
         self._sequences = Sequences(first=first_sequence)
-        if eviction not in POLICIES:
-            known = ", ".join(POLICIES)
-            raise InvalidArgument(
-                "EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known
-            )
         self._pool = BlockPool(num_blocks, num_host, block_size, POLICIES[eviction])
         self._pins = Pins()
+        self._reservations = reservations()
         self._residency = Residency()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
@@ -119,13 +100,14 @@ class PageTable(Reads):
         namespace: bytes = b"",
         *,
         owner: int = 0,
+        reservation: int = 0,
         most: int | None = None,
     ) -> Begun:
         """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
 
         Blocks that the index finds are referenced, and not evicted for the others; one sequence does not find what
-        another of the same call is still to write. All or nothing: OutOfBlocks as `grow`, where what is found and idle
-        counts as needed. most: slots in the answer, or InvalidArgument TOO_MANY_SLOTS.
+        another of the same call is still to write. All or nothing, as `admission` judges: OutOfBlocks for LATER,
+        ResourceExhausted NEVER_FITS for NEVER. reservation, most: as in `grow`.
         """
         count = integers(counts, "counts")
         count = count_column(count, "counts", count.size)
@@ -144,9 +126,19 @@ class PageTable(Reads):
         _check_slots(int((upto - cached).sum()), most)
         distinct = np.unique(np.concatenate([hits for _, hits in found])) if found else blocks
         idle = int(np.count_nonzero((pool.refcount[distinct] == 0) & (pool.pinned[distinct] == 0)))
-        needed = int(((upto + (size - 1)) // size - blocks).sum()) + idle
-        if needed > pool.available():
-            raise OutOfBlocks(needed, pool.available())
+        new = int(((upto + (size - 1)) // size - blocks).sum())
+        promised = self._promised(reservation, owner)
+        admission = judge(
+            pool,
+            needed=new + idle,
+            total=new + distinct.size,
+            cached=int(cached.sum()),
+            watermark=self.watermark,
+            promised=promised,
+        )
+        if admission.verdict != Verdict.OK:
+            raise refusal(pool, admission)
+        self._draw(reservation, promised, new)
         ids = np.array([s.add() for _ in prompts], np.int64)
         rows = s.rows(ids)
         for row, prompt, (node, hits) in zip(rows.tolist(), prompts, found, strict=True):
@@ -238,6 +230,8 @@ class PageTable(Reads):
         tokens: Integers,
         lookahead: Integers,
         *,
+        reservation: int = 0,
+        owner: int = 0,
         most: int | None = None,
     ) -> Grown:
         """Adds counts[i] of `tokens` to each, and makes all that is not computed and lookahead[i] slots more writable.
@@ -245,7 +239,8 @@ class PageTable(Reads):
         tokens: int32, those of one sequence after those of another. Afterwards a table has the blocks for
         length + lookahead positions, neither more nor less: what an earlier lookahead did not use comes back.
         Copies as `extend` does. All or nothing: OutOfBlocks if free and evictable blocks and those that come back
-        together fall short. most: slots in the answer, or InvalidArgument TOO_MANY_SLOTS.
+        together fall short. reservation: `owner`'s, that is drawn from first; 0: none. most: slots in the answer, or
+        InvalidArgument TOO_MANY_SLOTS.
         """
         ids = integers(sequences, "sequences")
         count = count_column(counts, "counts", ids.size)
@@ -265,8 +260,10 @@ class PageTable(Reads):
         plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
         pages = (upto + (size - 1)) // size
         back = surplus(s, rows, pages)
-        if plan.total > self._pool.available() + back.size:
-            raise OutOfBlocks(plan.total, self._pool.available() + back.size)
+        promised = self._promised(reservation, owner)
+        if plan.total > (room := self._pool.available() + back.size + promised):
+            raise OutOfBlocks(plan.total, room)
+        self._draw(reservation, promised, plan.total)
         give_back(s, self._pool, rows, pages, back)
         if content.size:
             s.tokens.reserve(rows, length, longer)
@@ -391,7 +388,7 @@ class PageTable(Reads):
         s.remove(rows)
         self.revision += 1
 
-    def swap(self, out: Integers, in_: Integers) -> Swapped:
+    def swap(self, out: Integers, in_: Integers) -> Moved:
         """Sequences of `out` leave the device for the host, and those of `in_` come back. All or nothing.
 
         A block that several share moves once, for all of them; one that a sequence on the device or a pin needs stays
@@ -408,69 +405,26 @@ class PageTable(Reads):
         self._pool.note_peaks()
         self.revision += 1
         s.changed[changed] = self.revision
-        return Swapped(ops, np.sort(s.id[changed]))
+        return Moved(ops, np.sort(s.id[changed]))
 
-    def advance(self, now: int) -> None:
-        """The clock, ms: ends the pins whose time is over. InvalidArgument CLOCK_BACKWARDS: it only goes forward."""
-        if now < self.now:
-            raise InvalidArgument(
-                "CLOCK_BACKWARDS", f"the clock says {now} ms, it said {self.now} before", now=now, before=self.now
-            )
-        self.now = now
-        self._pins.end(self._pool, now)
-        self.revision += 1
+    def compact(self, sequences: Integers, most: int) -> Moved:
+        """Moves at most `most` blocks of `sequences`, the highest first, into the lowest free ones.
 
-    def pin(self, tokens: Integers, until: int, namespace: bytes = b"") -> Pinned:
-        """Keeps what the index finds of `tokens` (int32; whole blocks, the last included) until the clock says `until`.
-
-        Pinned blocks are not evicted: they stay CACHED when nothing references them, and `available` is without them.
-        InvalidArgument UNTIL_PASSED: that moment is over. NotFound PREFIX_NOT_CACHED: not one whole block is found.
+        Blocks that others hold too stay where they are, and so do sequences that are swapped out. Repeated until
+        nothing moves, it leaves what it may move as low as it can lie.
         """
-        content = token_ids(tokens)
-        if until <= self.now:
-            raise InvalidArgument(
-                "UNTIL_PASSED", f"a pin until {until} ms, the clock says {self.now}", until=until, now=self.now
-            )
-        whole = content[: content.size // self.block_size * self.block_size]
-        _, blocks = find(self._pool, self._pool.index.root(namespace), whole)
-        if not blocks.size:
-            raise NotFound(
-                "PREFIX_NOT_CACHED",
-                f"no block of these {content.size} tokens is found: compute them first",
-                tokens=content.size,
-            )
-        pin = self._pins.add(self._pool, blocks, until)
-        self.revision += 1
-        return Pinned(pin, blocks.size * self.block_size)
-
-    def unpin(self, pin: int) -> None:
-        """Ends a pin before its time. NotFound PIN_NOT_FOUND: it has ended, or never was."""
-        self._pins.remove(self._pool, pin)
-        self.revision += 1
-
-    def unpin_all(self, pins: Integers) -> None:
-        """`unpin` for each of some distinct pins, or for none of them."""
-        ids = integers(pins, "pins").tolist()
-        self._pins.check(ids)
-        for pin in ids:
-            self._pins.remove(self._pool, pin)
-        self.revision += 1
-
-    def reset_cache(self) -> int:
-        """Nothing that is in the index now is found again, pinned or not. Returns how many cached blocks became free.
-
-        Blocks in use stay with their holders, and what these go on to compute is not found either: only prompts that
-        are computed from their beginning after this are.
-        """
-        freed = self._pool.forget_all()
         s = self._sequences
-        s.node[s.computed > 0] = NO_NODE
+        rows = s.rows(integers(sequences, "sequences"))
+        ops, changed = compact(s, self._pool, self._pins, rows[s.away[rows] == 0], most)
         self.revision += 1
-        return freed
+        s.changed[changed] = self.revision
+        return Moved(ops, np.sort(s.id[changed]))
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
-        return audit(self._sequences, self._pool, self._pins, self._residency, self.block_size)
+        return audit(
+            self._sequences, self._pool, self._pins, sum(self._reservations.values()), self._residency, self.block_size
+        )
 
     def _check_on_device(self, rows: I64) -> None:
         away = self._sequences.away
@@ -532,3 +486,36 @@ def _check_slots(slots: int, most: int | None) -> None:
             slots=slots,
             limit=most,
         )
+
+
+def check_pool(num_blocks: int, num_host: int, block_size: int, watermark: int, eviction: str) -> None:
+    """Refuses what no page table can be made of."""
+    if not 2 <= num_blocks < 1 << 31:
+        raise InvalidArgument(
+            "POOL_SIZE_OUT_OF_RANGE",
+            f"a pool of {num_blocks} blocks: at least 2, below 2**31",
+            num_blocks=num_blocks,
+        )
+    if not 0 <= num_host < (1 << 31) - num_blocks:
+        raise InvalidArgument(
+            "POOL_SIZE_OUT_OF_RANGE",
+            f"{num_host} host slots beside {num_blocks} blocks: at least 0, and below 2**31 together",
+            num_host=num_host,
+            num_blocks=num_blocks,
+        )
+    if not 1 <= block_size < 1 << 16:
+        raise InvalidArgument(
+            "BLOCK_SIZE_OUT_OF_RANGE",
+            f"{block_size} tokens a block: at least 1, below 65536",
+            block_size=block_size,
+        )
+    if not 0 <= watermark < num_blocks:
+        raise InvalidArgument(
+            "WATERMARK_OUT_OF_RANGE",
+            f"a watermark of {watermark} blocks: at least 0, below the {num_blocks} of the pool",
+            watermark=watermark,
+            num_blocks=num_blocks,
+        )
+    if eviction not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise InvalidArgument("EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known)

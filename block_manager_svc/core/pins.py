@@ -2,68 +2,63 @@
 
 A pin is no reference: it holds no block in a table and never causes a copy. A pinned block that nothing references is
 cached and in no order of eviction. One that its only holder writes again (after a truncate) leaves the index, and its
-pins with it; so a pin remembers each block's node, which is never used for other content.
+pins with it; so a pin remembers the serial of each block's node, which is never used for other content.
 """
 
 from __future__ import annotations
-
-import heapq
-from itertools import count
 
 import numpy as np
 
 from block_manager_svc.core.errors import NotFound
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.step import I64
+from block_manager_svc.core.terms import Terms
 
 
 class Pins:
-    """Pins by id. Ids are never used again."""
+    """Pins by id."""
 
-    __slots__ = ("_due", "_ids", "_nodes")
+    __slots__ = ("_terms",)
 
     def __init__(self) -> None:
-        self._ids = count(1)
-        self._nodes: dict[int, list[tuple[int, int]]] = {}  # pin -> (block, its node), the prefix's last block first
-        self._due: list[tuple[int, int]] = []  # a heap of (until, pin), with those that are gone
+        self._terms: Terms[list[tuple[int, int]]] = Terms(_not_found)  # (block, serial), the prefix's last block first
 
-    def add(self, pool: BlockPool, blocks: I64, until: int) -> int:
+    def add(self, pool: BlockPool, blocks: I64, until: int, owner: int) -> int:
         """Pins findable blocks, given in logical order."""
-        pin = next(self._ids)
-        self._nodes[pin] = [(block, pool.index.node(block)) for block in blocks[::-1].tolist()]
-        heapq.heappush(self._due, (until, pin))
+        serials = [(block, pool.index.serial(pool.index.node(block))) for block in blocks[::-1].tolist()]
         pool.pin(blocks)
-        return pin
+        return self._terms.add(serials, until, owner)
 
-    def check(self, pins: list[int]) -> None:
-        """That all of these are held, and distinct. NotFound PIN_NOT_FOUND as `remove`."""
-        seen: set[int] = set()
+    def remove(self, pool: BlockPool, pins: list[int], owner: int) -> None:
+        """NotFound PIN_NOT_FOUND: one was removed, its time is over, it is another owner's, or it never was."""
+        self._terms.check(pins, owner)
         for pin in pins:
-            if pin not in self._nodes or pin in seen:
-                raise _not_held(pin)
-            seen.add(pin)
-
-    def remove(self, pool: BlockPool, pin: int) -> None:
-        """NotFound PIN_NOT_FOUND: it was removed, its time is over, or it never was."""
-        if pin not in self._nodes:
-            raise _not_held(pin)
-        pool.unpin(self._held(pool, self._nodes.pop(pin)))
+            self._end(pool, pin, self._terms.get(pin, owner))
 
     def end(self, pool: BlockPool, now: int) -> None:
         """Removes the pins whose time is over, the earliest first."""
-        while self._due and self._due[0][0] <= now:
-            _, pin = heapq.heappop(self._due)
-            if pin in self._nodes:
-                self.remove(pool, pin)
+        for pin, held in self._terms.over(now):
+            self._end(pool, pin, held)
+
+    def move(self, old: I64, new: I64) -> None:
+        """What lay in old[i] lies in new[i] from now on. Costs time proportional to all that is pinned."""
+        to = dict(zip(old.tolist(), new.tolist(), strict=True))
+        for held in self._terms.values():
+            held[:] = [(to.get(block, block), serial) for block, serial in held]
 
     def counts(self, pool: BlockPool) -> I64:
         """How many pins hold each block, for audits."""
-        held = [self._held(pool, nodes) for nodes in self._nodes.values()]
-        return np.bincount(np.concatenate(held) if held else np.empty(0, np.int64), minlength=pool.num_blocks)
+        pinned = [self._blocks(pool, held) for held in self._terms.values()]
+        return np.bincount(np.concatenate(pinned) if pinned else np.empty(0, np.int64), minlength=pool.num_blocks)
 
-    def _held(self, pool: BlockPool, nodes: list[tuple[int, int]]) -> I64:
-        return np.array([block for block, node in nodes if pool.index.node(block) == node], np.int64)
+    def _end(self, pool: BlockPool, pin: int, held: list[tuple[int, int]]) -> None:
+        self._terms.remove(pin)
+        pool.unpin(self._blocks(pool, held))
+
+    def _blocks(self, pool: BlockPool, held: list[tuple[int, int]]) -> I64:
+        index = pool.index
+        return np.array([block for block, serial in held if index.serial(index.node(block)) == serial], np.int64)
 
 
-def _not_held(pin: int) -> NotFound:
+def _not_found(pin: int) -> NotFound:
     return NotFound("PIN_NOT_FOUND", f"pin {pin} is not held: its time is over, or it never was", pin=pin)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from block_manager_svc.core.allocator import BitmapAllocator
 from block_manager_svc.core.eviction import MakePolicy
@@ -54,7 +53,9 @@ class BlockPool:
         "num_host",
         "pinned",
         "refcount",
+        "reserved",
         "sealed",
+        "withheld",
     )
 
     def __init__(self, num_blocks: int, num_host: int, block_size: int, policy: MakePolicy) -> None:
@@ -71,25 +72,36 @@ class BlockPool:
         self.counters = Counters()
         self.device = Use()
         self.host = Use()
+        # Blocks that are kept free: promised to reservations, and above the limit of the pool.
+        self.reserved = 0
+        self.withheld = 0
         # How many blocks are pinned, and of these, how many nothing references.
         self._pinned = 0
         self._idle_pinned = 0
 
     def available(self) -> int:
-        """Blocks that `take` can give: free, or cached and not pinned."""
-        return len(self.allocator) + len(self.cached)
+        """Blocks that `take` can give: free, or cached and not pinned, but for those that are kept free."""
+        return len(self.allocator) + len(self.cached) - self.reserved - self.withheld
+
+    def keep(self, reserved: int, withheld: int) -> None:
+        """So many blocks are kept free from now on; evicts what the free ones fall short of."""
+        self.reserved, self.withheld = reserved, withheld
+        self._evict(reserved + withheld - len(self.allocator))
 
     def claim(self, count: int) -> I64:
         """`count` blocks of the device for whatever, lowest numbers first; evicts what the free ones fall short of."""
-        short = count - len(self.allocator)
-        if short > 0:
-            victims = self.cached.evict(short)
-            self.index.remove(victims.tolist())
-            self.indexed[victims] = False
-            self.sealed[victims] = False
-            self.allocator.free(victims)
-            self.counters.evicted_blocks += short
+        self._evict(count + self.reserved + self.withheld - len(self.allocator))
         return self.allocator.allocate(count)
+
+    def _evict(self, count: int) -> None:
+        if count <= 0:
+            return
+        victims = self.cached.evict(count)
+        self.index.remove(victims.tolist())
+        self.indexed[victims] = False
+        self.sealed[victims] = False
+        self.allocator.free(victims)
+        self.counters.evicted_blocks += count
 
     def take(self, count: int) -> I64:
         """`count` blocks of the device with one reference each, as `claim` gives them."""
@@ -177,11 +189,11 @@ class BlockPool:
         self.host_allocator.free(gone - self.num_blocks)
         return fell
 
-    def move(self, old: I64, new: I64, left: int) -> None:
+    def move(self, old: I64, new: I64) -> None:
         """What is known of the referenced block old[i] is true of new[i] from now on; all at once.
 
-        The first `left` leave the device for the host, those after them come from there. The places in `new` were
-        claimed, those in `old` given back; a place may be in both: vacated, and taken again.
+        The places in `new` were claimed, those in `old` given back; a place may be in both: vacated, and taken again.
+        Eviction policies begin anew with what has moved. See `cross` for what changes sides.
         """
         refcount, sealed, indexed = self.refcount[old], self.sealed[old], self.indexed[old]
         self.index.move(old[indexed].tolist(), new[indexed].tolist())
@@ -191,9 +203,26 @@ class BlockPool:
         self.sealed[new] = sealed
         self.indexed[old] = False
         self.indexed[new] = indexed
-        self.cached.forget(old[:left])
-        _cross(self.device, self.host, refcount[:left], sealed[:left])
-        _cross(self.host, self.device, refcount[left:], sealed[left:])
+        self.cached.forget(old[old < self.num_blocks])
+
+    def cross(self, places: I64, source: Use, target: Use) -> None:
+        """Referenced blocks that lie at `places` now have changed sides."""
+        if not places.size:
+            return
+        refcount = self.refcount[places]
+        entries, shared = int(refcount.sum()), int(np.count_nonzero(refcount > 1))
+        sealed = int(np.count_nonzero(self.sealed[places]))
+        for use, sign in ((source, -1), (target, 1)):
+            use.entries += sign * entries
+            use.referenced += sign * places.size
+            use.shared += sign * shared
+            use.sealed += sign * sealed
+
+    def move_pins(self, old: I64, new: I64) -> None:
+        """Pins of device block old[i] are those of device block new[i] from now on."""
+        pinned = self.pinned[old]
+        self.pinned[old] = 0
+        self.pinned[new] = pinned
 
     def pin(self, blocks: I64) -> None:
         """One pin more for each of some distinct, indexed blocks: they are not evicted."""
@@ -212,6 +241,10 @@ class BlockPool:
         self.cached.add(idle)
         self._pinned -= last.size
         self._idle_pinned -= idle.size
+
+    @property
+    def has_pins(self) -> bool:
+        return self._pinned > 0
 
     def forget_all(self) -> int:
         """Nothing is found any more, pinned or not: what is cached becomes free. Returns how many blocks that are."""
@@ -254,8 +287,8 @@ class BlockPool:
     def states(self) -> BlockStates:
         return BlockStates(
             null=1,
-            free=len(self.allocator),
-            reserved=0,
+            free=len(self.allocator) - self.reserved,
+            reserved=self.reserved,
             active=self.device.referenced - self.device.sealed,
             sealed=self.device.sealed,
             cached=len(self.cached) + self._idle_pinned,
@@ -283,15 +316,3 @@ class BlockPool:
         counters.peak_table_entries = max(counters.peak_table_entries, use.entries)
         counters.peak_referenced_blocks = max(counters.peak_referenced_blocks, use.referenced)
         counters.peak_shared_blocks = max(counters.peak_shared_blocks, use.shared)
-
-
-def _cross(source: Use, target: Use, refcount: I32, sealed: NDArray[np.bool_]) -> None:
-    """Referenced blocks with these refcounts and seals change sides."""
-    if not refcount.size:
-        return
-    entries, shared, full = int(refcount.sum()), int(np.count_nonzero(refcount > 1)), int(np.count_nonzero(sealed))
-    for use, sign in ((source, -1), (target, 1)):
-        use.entries += sign * entries
-        use.referenced += sign * refcount.size
-        use.shared += sign * shared
-        use.sealed += sign * full

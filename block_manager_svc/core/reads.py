@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager_svc.core.arguments import Integers, column, integers
-from block_manager_svc.core.chain import find_own
+from block_manager_svc.core.admission import Admission, judge
+from block_manager_svc.core.arguments import Integers, column, integers, token_ids
+from block_manager_svc.core.chain import find, find_own
 from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.results import BlockStates, Counters, Match, Sharing, Tables
@@ -17,21 +18,44 @@ from block_manager_svc.core.step import I32, I64
 class Reads:
     """Raises as PageTable's commands do."""
 
-    __slots__ = ("_pool", "_sequences", "block_size", "num_blocks", "revision")
+    __slots__ = ("_pool", "_sequences", "block_size", "num_blocks", "revision", "watermark")
 
     _pool: BlockPool
     _sequences: Sequences
     block_size: int
     num_blocks: int
     revision: int
+    watermark: int
 
     @property
     def counters(self) -> Counters:
         return self._pool.counters
 
     def available(self) -> int:
-        """Blocks that can be taken: free, or cached and evictable."""
+        """Blocks that can be taken: free, or cached and evictable; without what is reserved or above the limit."""
         return self._pool.available()
+
+    @property
+    def limit(self) -> int:
+        """Blocks that may be in use, cached or reserved at once."""
+        return self.num_blocks - 1 - self._pool.withheld
+
+    def admission(self, tokens: Integers, lookahead: int = 0, namespace: bytes = b"") -> Admission:
+        """Whether `begin` would let in one sequence of `tokens` (int32, at least one) now. Takes nothing."""
+        pool, size = self._pool, self.block_size
+        content = token_ids(tokens)
+        whole = max(content.size - 1, 0) // size * size
+        _, blocks = find(pool, pool.index.root(namespace), content[:whole])
+        total = -(-(content.size + lookahead) // size)
+        idle = int(np.count_nonzero((pool.refcount[blocks] == 0) & (pool.pinned[blocks] == 0)))
+        return judge(
+            pool,
+            needed=total - blocks.size + idle,
+            total=total,
+            cached=blocks.size * size,
+            watermark=self.watermark,
+            promised=0,
+        )
 
     def match(self, sequence: int) -> Match:
         """The longest prefix of the sequence's own tokens that the index finds: whole blocks, below its last token."""

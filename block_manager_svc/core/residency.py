@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from block_manager_svc.core.errors import OutOfBlocks, ResourceExhausted
+from block_manager_svc.core.moves import distinct, entries_of, point
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
@@ -59,8 +60,8 @@ class Residency:
         kept = s.blocks[out]
         kept[s.away[out] == 0] = pages
         outs = self._movable(s, pool, out, kept, leaving, coming)
-        entries = _entries(s, coming, s.blocks[coming])
-        ins = _distinct(entries[entries >= pool.num_blocks])
+        entries = entries_of(s, coming, s.blocks[coming])
+        ins = distinct(entries[entries >= pool.num_blocks])
 
         slots = max(0, len(pool.host_allocator) - _SPARE) + ins.size
         if outs.size > slots:
@@ -84,11 +85,13 @@ class Residency:
         old = np.concatenate((plan.outs, plan.ins))
         left = plan.outs.size
         new, ops = _claim(pool, plan.outs, plan.ins)
-        pool.move(old, new, left)
+        pool.move(old, new)
+        pool.cross(new[:left], pool.device, pool.host)
+        pool.cross(new[left:], pool.host, pool.device)
         pool.counters.swapped_out_blocks += left
         pool.counters.swapped_in_blocks += plan.ins.size
         named = np.concatenate((plan.out, plan.coming, self._others(s, old)))
-        changed = np.concatenate((shrunk, _point(s, named, old, new)))
+        changed = np.concatenate((shrunk, point(s, named, old, new)))
         moved = [
             (self._holders.pop(a), b) for a, b in zip(old.tolist(), new.tolist(), strict=True) if a in self._holders
         ]
@@ -148,15 +151,15 @@ class Residency:
 
     def _movable(self, s: Sequences, pool: BlockPool, out: I64, kept: I64, leaving: I64, coming: I64) -> I64:
         """Device blocks of rows `out` that only swapped-out sequences hold once all is done, and no pin does."""
-        named = _entries(s, out, kept)
-        entries = _distinct(named[named < pool.num_blocks])
+        named = entries_of(s, out, kept)
+        entries = distinct(named[named < pool.num_blocks])
         entries = entries[pool.pinned[entries] == 0]
         refcount = pool.refcount[entries]
         shared = (refcount > 1).nonzero()[0]
         if not shared.size:
             return np.asarray(entries)
         back = set(s.id[coming].tolist())
-        mine = _entries(s, leaving, kept[s.away[out] == 0])
+        mine = entries_of(s, leaving, kept[s.away[out] == 0])
         going = dict(zip(*(values.tolist() for values in np.unique(mine, return_counts=True)), strict=True))
         stay = np.zeros(entries.size, bool)
         for i in shared.tolist():
@@ -180,20 +183,6 @@ class Residency:
             ids.remove(sequence)
             if not ids:
                 del self._holders[place]
-
-
-def _entries(s: Sequences, rows: I64, count: I64) -> I64:
-    """The first count[i] entries of each row's table, one row after another."""
-    if not rows.size:
-        return np.empty(0, np.int64)
-    entries: I64 = s.tables.gather(rows, np.zeros_like(count), count).astype(np.int64)
-    return entries
-
-
-def _distinct(places: I64) -> I64:
-    """Each place once, in the order of first mention."""
-    once: I64 = places[np.sort(np.unique(places, return_index=True)[1])]
-    return once
 
 
 def _claim(pool: BlockPool, outs: I64, ins: I64) -> tuple[I64, BlockOps]:
@@ -226,20 +215,3 @@ def _claim(pool: BlockPool, outs: I64, ins: I64) -> tuple[I64, BlockOps]:
         np.concatenate([new for _, _, new in moves]).astype(np.int32),
     )
     return np.concatenate(left + came), ops
-
-
-def _point(s: Sequences, rows: I64, old: I64, new: I64) -> I64:
-    """Replaces old[i] by new[i] in the tables of rows. Returns the rows that had any of them."""
-    if not old.size:
-        return np.empty(0, np.int64)
-    order = old.argsort()
-    ordered, target = old[order], new[order]
-    changed = []
-    for row in dict.fromkeys(rows.tolist()):
-        table = s.tables.values(row, int(s.blocks[row]))
-        at = np.minimum(ordered.searchsorted(table), old.size - 1)
-        moved = ordered[at] == table
-        if moved.any():
-            table[moved] = target[at[moved]]
-            changed.append(row)
-    return np.array(changed, np.int64)

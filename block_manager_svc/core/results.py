@@ -78,11 +78,11 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Swapped:
-    """The moves of a swap in decision order, and the sequences (i64) whose tables changed by it.
+class Moved:
+    """The moves of a swap or compaction in decision order, and the sequences (i64) whose tables changed by it.
 
-    kind: u8 (OpKind.SWAP_OUT or SWAP_IN); src, dst: i32, each in the numbers of its own pool. A block that several
-    sequences share moves once, and is then elsewhere for all of them, also for those that were not named.
+    A block that several sequences share moves once, and is then elsewhere for all of them, also for those that were
+    not named.
     """
 
     ops: BlockOps

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from block_manager_svc.core import Extended, PageTable
+from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.step import BlockOps, OpKind
 
 
@@ -29,11 +30,14 @@ class ModelSequence:
 class Model:
     """Predicts every number that a PageTable answers, block numbers included."""
 
-    def __init__(self, num_blocks: int, block_size: int, eviction: str = "lru", num_host: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, eviction: str = "lru", num_host: int = 0, watermark: int = 0
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks  # what is numbered from here on lies on the host
         self.free_slots = set(range(num_blocks + 1, num_blocks + num_host))
         self.eviction = eviction
+        self.watermark = watermark
         self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
         self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
         self.known: set[int] = set()  # blocks that were cached since they hold what they do
@@ -46,6 +50,8 @@ class Model:
         self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
         self.sequences: dict[int, ModelSequence] = {}
         self.pins: dict[int, tuple[int, list[tuple[int, object]]]] = {}  # pin -> until, (block, its node) each
+        self.reservations: dict[int, tuple[int, int]] = {}  # reservation -> until, blocks
+        self.withheld = 0  # blocks above the limit
         self.copies = self.evicted = self.allocated = 0
         self.peaks: tuple[int, ...] = (0, 0, 0)  # of all states that were compared
         self._nodes = itertools.count()
@@ -80,6 +86,7 @@ class Model:
         for until, pin in sorted((until, pin) for pin, (until, _) in self.pins.items()):
             if until <= now:
                 self.unpin(pin)
+        self.reservations = {i: (until, n) for i, (until, n) in self.reservations.items() if until > now}
 
     def reset_cache(self) -> int:
         """Returns the cached blocks that become free."""
@@ -97,17 +104,106 @@ class Model:
         return len(idle)
 
     def available(self) -> int:
-        return len(self.free_blocks) + len(self.cached)
+        return len(self.free_blocks) + len(self.cached) - self.kept()
+
+    def kept(self) -> int:
+        """Blocks that stay free: reserved, or above the limit."""
+        return sum(blocks for _, blocks in self.reservations.values()) + self.withheld
+
+    def reserve(self, reservation: int, blocks: int, until: int) -> bool:
+        if blocks > self.available():
+            return False
+        self.reservations[reservation] = until, blocks
+        self._evict_for(0)
+        return True
+
+    def resize(self, limit: int) -> int | None:
+        """Returns how many blocks are evicted; None if too many cannot be."""
+        withheld = self.num_blocks - 1 - limit
+        if self.available() + self.withheld < withheld:
+            return None
+        before, self.withheld = self.evicted, withheld
+        self._evict_for(0)
+        return self.evicted - before
+
+    def compact(self, sequences: list[int], most: int) -> list[tuple[int, int]]:
+        """The copies. Blocks that others hold stay, and so do sequences that are swapped out."""
+        chosen = [i for i in sequences if not self.sequences[i].away]
+        held = {b for i in chosen for b in self.sequences[i].table}
+        others = {b for i, s in self.sequences.items() if i not in chosen for b in s.table}
+        # Pairs are made of what is free before: what moves vacates no place for another.
+        pairs = zip(sorted(held - others, reverse=True)[:most], sorted(self.free_blocks), strict=False)
+        to = {block: place for block, place in pairs if place < block}
+        for block, place in to.items():
+            self._forget(block)
+            self.free_blocks ^= {block, place}
+        self._move(to)
+        return list(to.items())
+
+    def _move(self, to: dict[int, int]) -> None:
+        self.sealed = {to.get(b, b) for b in self.sealed}
+        self.index = {key: to.get(b, b) for key, b in self.index.items()}
+        pinned = {
+            pin: [(to.get(b, b), n) if self.node_of.get(b) == n else (b, n) for b, n in held]
+            for pin, (_, held) in self.pins.items()
+        }
+        self.pins = {pin: (until, pinned[pin]) for pin, (until, _) in self.pins.items()}
+        self.node_of = {to.get(b, b): node for b, node in self.node_of.items()}
+        for s in self.sequences.values():
+            s.table = [to.get(b, b) for b in s.table]
 
     def create(self, sequence: int, tokens: list[int], namespace: bytes) -> None:
         self.sequences[sequence] = ModelSequence(list(tokens), namespace, node=("root", namespace))
 
+    def admission(
+        self, prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0
+    ) -> tuple[Verdict, int, int]:
+        """The verdict, the tokens found, and the blocks that fall short."""
+        found, new = set(), 0
+        cached = 0
+        for tokens, ahead in zip(prompts, lookahead, strict=True):
+            _, hits = self._hits(tokens, namespace)
+            found |= set(hits)
+            cached += len(hits) * self.block_size
+            new += self._pages(len(tokens) + ahead) - len(hits)
+        limit = self.num_blocks - 1 - self.withheld
+        if new + len(found) > limit:
+            return Verdict.NEVER, cached, new + len(found) - limit
+        in_use = any(block < self.num_blocks for s in self.sequences.values() for block in s.table)
+        room = self.available() + self.reservations.get(reservation, (0, 0))[1] - (self.watermark if in_use else 0)
+        needed = new + len(found & set(self.cached))
+        return (Verdict.OK, cached, 0) if needed <= room else (Verdict.LATER, cached, needed - room)
+
+    def begin(
+        self, ids: list[int], prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0
+    ) -> None:
+        hits = [self._hits(tokens, namespace) for tokens in prompts]
+        new = sum(
+            self._pages(len(tokens) + ahead) - len(found)
+            for tokens, ahead, (_, found) in zip(prompts, lookahead, hits, strict=True)
+        )
+        until, promised = self.reservations.pop(reservation, (0, 0))
+        if promised > new:
+            self.reservations[reservation] = until, promised - new
+        for sequence, tokens, (node, found) in zip(ids, prompts, hits, strict=True):
+            computed = len(found) * self.block_size
+            self.sequences[sequence] = ModelSequence(
+                list(tokens), namespace, computed, computed, list(found), node=node
+            )
+            self._uncache(found)
+        extended = self.extend(ids, [len(tokens) + ahead for tokens, ahead in zip(prompts, lookahead, strict=True)])
+        assert extended is not None
+        assert not extended[0]  # no copies
+
     def hits(self, sequence: int) -> tuple[object, list[int]]:
         s = self.sequences[sequence]
-        node: object = ("root", s.namespace)
+        return self._hits(s.tokens, s.namespace)
+
+    def _hits(self, tokens: list[int], namespace: bytes) -> tuple[object, list[int]]:
+        node: object = ("root", namespace)
         found = []
-        for start in range(0, len(s.tokens) - self.block_size, self.block_size):
-            block = self.index.get((node, tuple(s.tokens[start : start + self.block_size])))
+        for start in range(0, len(tokens) - self.block_size, self.block_size):
+            block = self.index.get((node, tuple(tokens[start : start + self.block_size])))
             if block is None or block >= self.num_blocks:
                 break
             found.append(block)
@@ -176,7 +272,7 @@ class Model:
         return copies, deltas
 
     def _evict_for(self, needed: int) -> None:
-        while len(self.free_blocks) < needed:
+        while len(self.free_blocks) < needed + self.kept():
             victim = self._victim()
             self._unseal(victim)
             self.free_blocks.add(victim)
@@ -253,11 +349,7 @@ class Model:
             del ins_left[:room]
         for block in outs:
             self._forget(block)
-        self.sealed = {to.get(b, b) for b in self.sealed}
-        self.index = {key: to.get(b, b) for key, b in self.index.items()}
-        self.node_of = {to.get(b, b): node for b, node in self.node_of.items()}
-        for s in self.sequences.values():
-            s.table = [to.get(b, b) for b in s.table]
+        self._move(to)
         for i in leaving:
             self.sequences[i].away = True
         for i in coming:
@@ -265,15 +357,21 @@ class Model:
         return moves
 
     def grow(
-        self, sequences: list[int], tokens: list[list[int]], lookahead: list[int]
+        self, sequences: list[int], tokens: list[list[int]], lookahead: list[int], reservation: int = 0
     ) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]], list[list[int]]] | None:
         """What `extend` gives, and the slots that are new of each; None if there are too few blocks."""
         chosen = [self.sequences[sequence] for sequence in sequences]
         length = [len(s.tokens) + len(new) for s, new in zip(chosen, tokens, strict=True)]
         upto = [n + ahead for n, ahead in zip(length, lookahead, strict=True)]
         back = sum(max(len(s.table) - self._pages(to), 0) for s, to in zip(chosen, upto, strict=True))
-        if sum(len(mine) for mine in self.changes(sequences, upto)) > self.available() + back:
+        needed = sum(len(mine) for mine in self.changes(sequences, upto))
+        until, promised = self.reservations.get(reservation, (0, 0))
+        if needed > self.available() + back + promised:
             return None
+        if promised > needed:
+            self.reservations[reservation] = until, promised - needed
+        elif promised:
+            del self.reservations[reservation]
         first = [min(len(s.tokens), s.writable) for s in chosen]
         for s, new, to in zip(chosen, tokens, upto, strict=True):
             self._cut(s, self._pages(to))
@@ -448,8 +546,9 @@ class Model:
             host_sealed,
         )
         idle_pinned = sum(self.refcount(block) == 0 and self.pinned(block) for block in self.node_of)
-        assert (states.null, states.reserved, states.quarantined) == (1, 0, 0)
-        assert (states.free, states.active, states.sealed, states.cached) == (
+        reserved = sum(blocks for _, blocks in self.reservations.values())
+        assert (states.null, states.reserved, states.quarantined) == (1, reserved, 0)
+        assert (states.free + states.reserved, states.active, states.sealed, states.cached) == (
             len(self.free_blocks),
             len(counts) - sealed,
             sealed,
@@ -490,11 +589,12 @@ class Device:
         for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
             self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
 
-    def swap(self, ops: BlockOps) -> None:
+    def move(self, ops: BlockOps) -> None:
         """Moves in order, one by one; what is left behind is garbage."""
         size, host = self.block_size, self.first_slot
         for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
-            source, target = (src, dst + host) if kind == OpKind.SWAP_OUT else (src + host, dst)
+            source = src + host * (kind == OpKind.SWAP_IN)
+            target = dst + host * (kind == OpKind.SWAP_OUT)
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
             self.slots[source * size : (source + 1) * size] = ["garbage"] * size
 

@@ -22,7 +22,8 @@ import numpy as np
 from core_model import Device, Model
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import NotFound, OutOfBlocks, ResourceExhausted
+from block_manager_svc.core.admission import Verdict
+from block_manager_svc.core.errors import FailedPrecondition, NotFound, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.eviction import POLICIES
 from block_manager_svc.core.step import OpKind
 
@@ -60,11 +61,13 @@ class Walk:
         self.size = block_size
         self.most, self.longest = sequences, longest
         eviction = self.draw.choice(sorted(POLICIES))
-        self.table = PageTable(num_blocks, block_size, num_host=num_host, eviction=eviction)
+        watermark = self.draw.choice((0, 3))
+        self.table = PageTable(num_blocks, block_size, num_host=num_host, eviction=eviction, watermark=watermark)
         self.device = Device(num_blocks, block_size, num_host)
-        self.model = Model(num_blocks, block_size, eviction, num_host) if beside_model else None
+        self.model = Model(num_blocks, block_size, eviction, num_host, watermark) if beside_model else None
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
+        self.reservation = 0  # for the next `grow`
         # Few beginnings, so that prefixes meet.
         self.beginnings = [[self.draw.randrange(2) for _ in range(longest // 2)] for _ in range(4)]
 
@@ -72,7 +75,7 @@ class Walk:
         """One command, and what follows from it."""
         draw, alive = self.draw, list(self.held)
         if not alive or (len(alive) < self.most and draw.random() < 0.15):
-            self.create()
+            draw.choice((self.create, self.begin))()
         else:
             self.change(alive)
         if self.model:
@@ -82,8 +85,21 @@ class Walk:
     def change(self, alive: list[int]) -> None:
         draw = self.draw
         command = draw.choices(
-            (self.grow, self.commit, self.fork, self.truncate, self.drop, self.free, self.extend, self.pin, self.swap),
-            (40, 25, 6, 10, 3, 6, 5, 3, 12),
+            (
+                self.grow,
+                self.commit,
+                self.fork,
+                self.truncate,
+                self.drop,
+                self.free,
+                self.extend,
+                self.pin,
+                self.swap,
+                self.reserve,
+                self.resize,
+                self.compact,
+            ),
+            (40, 25, 6, 10, 3, 6, 5, 3, 12, 3, 2, 3),
         )[0]
         some = draw.sample(alive, min(len(alive), draw.randint(1, 4)))
         if command in (self.grow, self.commit, self.extend):
@@ -91,17 +107,50 @@ class Walk:
         if some:
             command(some)
 
-    def create(self) -> None:
-        draw = self.draw
-        tokens = draw.choice(self.beginnings)[: draw.randint(1, self.longest // 2)]
-        tokens = tokens + [draw.randrange(2) for _ in range(draw.randrange(4))]
-        namespace = draw.choice((b"", b"", b"", b"other"))
-        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+    def prompt(self) -> list[int]:
+        tokens = self.draw.choice(self.beginnings)[: self.draw.randint(1, self.longest // 2)]
+        return tokens + [self.draw.randrange(2) for _ in range(self.draw.randrange(4))]
+
+    def hold(self, sequence: int, tokens: list[int], namespace: bytes) -> Held:
         hashes, last = [], chained(len(namespace), -1)
         for token in tokens:
             last = chained(last, token)
             hashes.append(last)
         held = self.held[sequence] = Held(hashes)
+        return held
+
+    def begin(self) -> None:
+        draw = self.draw
+        prompts = [self.prompt() for _ in range(draw.randint(1, 3))]
+        lookahead = [draw.choice((0, 1, 5)) for _ in prompts]
+        namespace = draw.choice((b"", b"", b"", b"other"))
+        reservation, self.reservation = self.reservation, 0
+        flat = [token for tokens in prompts for token in tokens]
+        judged = self.model.admission(prompts, lookahead, namespace, reservation) if self.model else None
+        if self.model and len(prompts) == 1:
+            told = self.table.admission(flat, lookahead[0], namespace)
+            assert (told.verdict, told.cached, told.shortfall) == self.model.admission(prompts, lookahead, namespace)
+        try:
+            begun = self.table.begin(
+                [len(tokens) for tokens in prompts], flat, lookahead, namespace, reservation=reservation
+            )
+        except ResourceExhausted as refusal:
+            verdict = Verdict.LATER if isinstance(refusal, OutOfBlocks) else Verdict.NEVER
+            assert not judged or judged[0] == verdict
+            self.counts[f"admitted {verdict.name}"] += 1
+            return
+        ids, cached = begun.sequences.tolist(), begun.cached.tolist()
+        if self.model and judged:
+            assert (judged[0], judged[1]) == (Verdict.OK, sum(cached))
+            self.model.begin(ids, prompts, lookahead, namespace, reservation)
+        for sequence, tokens, found in zip(ids, prompts, cached, strict=True):
+            self.hold(sequence, tokens, namespace).computed = found
+        self.counts["begin"] += 1
+
+    def create(self) -> None:
+        tokens, namespace = self.prompt(), self.draw.choice((b"", b"", b"", b"other"))
+        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+        held = self.hold(sequence, tokens, namespace)
         held.computed = self.table.reuse(sequence)
         if self.model:
             self.model.create(sequence, tokens, namespace)
@@ -116,9 +165,10 @@ class Walk:
         lookahead = [draw.choice((0, 0, 1, 3, 9)) for _ in some]
         flat = [token for tokens in new for token in tokens]
         revision = self.table.revision
-        expected = self.model.grow(some, new, lookahead) if self.model else None
+        reservation, self.reservation = self.reservation, 0
+        expected = self.model.grow(some, new, lookahead, reservation) if self.model else None
         try:
-            grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead)
+            grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead, reservation=reservation)
         except OutOfBlocks:
             assert self.table.revision == revision
             assert expected is None
@@ -189,7 +239,7 @@ class Walk:
             assert list(zip(kinds, ops.src.tolist(), ops.dst.tolist(), strict=True)) == moves
         for sequence in some:
             self.held[sequence].away = sequence in out
-        self.device.swap(ops)
+        self.device.move(ops)
         self.counts["swap"] += 1
         self.counts["exchange"] += bool((np.diff(ops.kind.astype(int)) < 0).any())
 
@@ -237,6 +287,7 @@ class Walk:
         until = self.table.now + self.draw.randint(1, 100)
         if self.model:
             self.model.advance(self.table.now)
+        self.reservation = 0  # its time may be over
         try:
             pinned = self.table.pin(self.table.tokens(some[0]), until)
         except NotFound:
@@ -245,6 +296,43 @@ class Walk:
             blocks = self.model.pin(pinned.pin, self.table.tokens(some[0]).tolist(), b"", until)
             assert blocks * self.size == pinned.tokens
         self.counts["pin"] += 1
+
+    def reserve(self, some: list[int]) -> None:
+        blocks = self.draw.randint(1, 6)
+        until = self.table.now + self.draw.randint(1, 50)
+        try:
+            reservation = self.table.reserve(blocks, until)
+        except OutOfBlocks:
+            self.counts["refused"] += 1
+            return
+        if self.model:
+            assert self.model.reserve(reservation, blocks, until)
+        self.reservation = reservation
+        self.counts["reserve"] += 1
+
+    def resize(self, some: list[int]) -> None:
+        """Mostly back to all blocks."""
+        most = self.table.num_blocks - 1
+        limit = self.draw.choice((most, most, self.draw.randint(most // 2, most)))
+        expected = self.model.resize(limit) if self.model else None
+        try:
+            evicted = self.table.resize(limit)
+        except FailedPrecondition:
+            assert expected is None
+            self.counts["refused"] += 1
+            return
+        assert not self.model or evicted == expected
+        self.counts["resize"] += 1
+
+    def compact(self, some: list[int]) -> None:
+        sequences = self.draw.choice((some, list(self.held)))
+        most = self.draw.randint(1, 30)
+        moves = self.model.compact(sequences, most) if self.model else None
+        ops = self.table.compact(sequences, most).ops
+        assert not self.model or list(zip(ops.src.tolist(), ops.dst.tolist(), strict=True)) == moves
+        self.device.move(ops)
+        self.counts["compact"] += 1
+        self.counts["compacted"] += ops.src.size
 
     def write(self, sequence: int, upto: int) -> None:
         held = self.held[sequence]

@@ -165,6 +165,8 @@ def end_outside(table: PageTable) -> None:
         (set_use("device", "referenced", 4), r"3 referenced blocks, 4 are counted"),
         (set_use("device", "shared", 0), r"3 shared blocks, 0 are counted"),
         (set_use("device", "sealed", 1), r"2 sealed blocks, 1 are counted"),
+        (set_slot("_pool", "reserved", 3), r"reservations promise 0 blocks, 3 are counted"),
+        (set_slot("_pool", "withheld", 7), r"6 blocks are free, 0 are reserved and 7 above the limit"),
         # the index
         (set_block("sealed", 2, 0), r"block 2 is in the index and not sealed"),
         (set_block("sealed", 2, 0), r"block 2 of sequence 1 is full and computed, and not sealed"),

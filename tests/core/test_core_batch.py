@@ -109,7 +109,7 @@ def test_prompts_of_one_create_do_not_find_each_other(table: PageTable) -> None:
 def test_create_is_for_all_its_prompts_or_for_none(table: PageTable) -> None:
     before = table.states()
     why = refused(table, create([1] * 32, [2] * 33))
-    assert (why.reason, why.numbers) == ("OUT_OF_BLOCKS", {"needed": 17, "available": 16})
+    assert (why.reason, why.numbers) == ("NEVER_FITS", {"needed": 17, "limit": 16})
     assert table.states() == before
     assert table.sequences().size == 0
     done(table, create([1] * 32, [2] * 32))
@@ -121,7 +121,7 @@ def test_create_never_evicts_what_it_has_found(table: PageTable) -> None:
     done(table, create(prompt), Commit(i64(1), i64(33)), Free(i64(1)))
     # 8 blocks are found and idle, 8 are free: with 9 more only one of those found could make room.
     why = refused(table, create([*prompt[:32], *[9] * 33]))
-    assert (why.reason, why.numbers) == ("OUT_OF_BLOCKS", {"needed": 17, "available": 16})
+    assert (why.reason, why.numbers) == ("NEVER_FITS", {"needed": 17, "limit": 16})
     [made] = done(table, create([*prompt[:32], *[9] * 32]))
     assert made.cached.tolist() == [32]
     assert table.counters.evicted_blocks == 0

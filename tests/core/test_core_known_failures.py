@@ -256,6 +256,21 @@ def test_12_and_13_what_leaves_a_block_does_so_before_another_comes_into_it() ->
     assert (len(device), len(host)) == (3, 3)
 
 
+def test_16_an_idle_pool_admits_what_fits_whatever_the_watermark() -> None:
+    table = PageTable(8, 4, watermark=7)
+    begun = table.begin([28], range(28), [0])
+    assert table.available() == 0
+    table.free(begun.sequences)
+
+
+def test_14_a_reservation_whose_request_never_comes_is_released_when_its_time_is_over(table: PageTable) -> None:
+    table.reserve(7, until=10)
+    with pytest.raises(OutOfBlocks):
+        table.begin([4], range(4), [0])
+    table.advance(10)
+    table.begin([4], range(4), [0])
+
+
 def test_15_what_can_never_fit_says_so_with_the_numbers(table: PageTable) -> None:
     """Even of an idle pool; the caller can fail it and go on with the next."""
     request = table.create(prompt(*range(29)))

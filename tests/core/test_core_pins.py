@@ -37,7 +37,7 @@ def test_a_pinned_prefix_is_not_evicted_and_counts_as_cached_not_as_room(table: 
     with pytest.raises(OutOfBlocks) as refusal:
         table.extend([big], [21])
     assert refusal.value.numbers == {"needed": 1, "available": 0}
-    table.unpin(1)
+    table.unpin([1])
     assert (table.available(), table.check()) == (2, [])
     table.extend([big], [21])
     assert found(table) == 4  # the tail went first
@@ -51,7 +51,7 @@ def test_14_a_pin_whose_request_never_comes_ends_with_its_time(table: PageTable)
     assert table.available() == 7
     assert found(table) == 8  # it is in the cache as any other now
     with pytest.raises(NotFound, match="pin 1 is not held"):
-        table.unpin(1)
+        table.unpin([1])
     assert table.check() == []
 
 
@@ -95,7 +95,7 @@ def test_a_pin_causes_no_copy_and_ends_with_the_content_that_it_held(table: Page
         (lambda t: t.pin(PREFIX[:3], until=9), NotFound, "PREFIX_NOT_CACHED"),
         (lambda t: t.pin(PREFIX, until=9, namespace=b"other"), NotFound, "PREFIX_NOT_CACHED"),
         (lambda t: t.pin([-1], until=9), InvalidArgument, "TOKEN_OUT_OF_RANGE"),
-        (lambda t: t.unpin(1), NotFound, "PIN_NOT_FOUND"),
+        (lambda t: t.unpin([1]), NotFound, "PIN_NOT_FOUND"),
         (lambda t: t.advance(4), InvalidArgument, "CLOCK_BACKWARDS"),
     ],
 )

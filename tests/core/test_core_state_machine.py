@@ -37,7 +37,7 @@ class PageTableMachine(RuleBasedStateMachine):
         self.model = Model(NUM_BLOCKS, block_size, eviction, num_host)
         self.device = Device(NUM_BLOCKS, block_size, num_host)
         self.ended: list[int] = []
-        self.pins = 0
+        self.pins = self.reservations = 0  # ids that were given
 
     def some(self, data: st.DataObject) -> list[int]:
         """Distinct sequences in any order."""
@@ -159,15 +159,16 @@ class PageTableMachine(RuleBasedStateMachine):
         tokens = [data.draw(st.lists(TOKENS, max_size=4)) for _ in sequences]
         lookahead = [data.draw(st.integers(0, 5)) for _ in sequences]
         arguments = sequences, [len(new) for new in tokens], [token for new in tokens for token in new], lookahead
+        reservation = data.draw(st.sampled_from([0, *self.model.reservations]))
         before = snapshot(self.table)
-        expected = self.model.grow(sequences, tokens, lookahead)
+        expected = self.model.grow(sequences, tokens, lookahead, reservation)
         if expected is None:
             with pytest.raises(OutOfBlocks):
-                self.table.grow(*arguments)
+                self.table.grow(*arguments, reservation=reservation)
             assert snapshot(self.table) == before
             return
         copies, deltas, slots = expected
-        grown = self.table.grow(*arguments)
+        grown = self.table.grow(*arguments, reservation=reservation)
         self.same_extension(sequences, grown.extended, copies, deltas)
         ends = grown.slot_indptr.tolist()
         assert [grown.slots[a:b].tolist() for a, b in pairwise(ends)] == slots
@@ -239,7 +240,7 @@ class PageTableMachine(RuleBasedStateMachine):
         kinds = ["out" if kind == OpKind.SWAP_OUT else "in" for kind in ops.kind.tolist()]
         assert list(zip(kinds, ops.src.tolist(), ops.dst.tolist(), strict=True)) == moves
         assert swapped.changed.tolist() == [i for i, s in self.model.sequences.items() if s.table != tables[i]]
-        self.device.swap(ops)
+        self.device.move(ops)
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
@@ -276,10 +277,54 @@ class PageTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         pin = data.draw(st.sampled_from(sorted(self.model.pins)))
-        self.table.unpin(pin)
+        self.table.unpin([pin])
         self.model.unpin(pin)
         with pytest.raises(NotFound, match="not held"):
-            self.table.unpin(pin)
+            self.table.unpin([pin])
+
+    @rule(blocks=st.integers(1, 4), term=st.integers(1, 9))
+    def reserve(self, blocks: int, term: int) -> None:
+        until, number = self.table.now + term, self.reservations + 1
+        before = snapshot(self.table)
+        if not self.model.reserve(number, blocks, until):
+            with pytest.raises(OutOfBlocks):
+                self.table.reserve(blocks, until)
+            assert snapshot(self.table) == before
+            return
+        self.reservations = number
+        assert self.table.reserve(blocks, until) == number
+
+    @precondition(lambda self: self.model.reservations)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        reservation = data.draw(st.sampled_from(sorted(self.model.reservations)))
+        self.table.release([reservation])
+        del self.model.reservations[reservation]
+        with pytest.raises(NotFound, match="not held"):
+            self.table.release([reservation])
+
+    @rule(limit=st.integers(1, NUM_BLOCKS - 1), whole=st.booleans())
+    def resize(self, limit: int, whole: bool) -> None:
+        limit = NUM_BLOCKS - 1 if whole else limit
+        before = snapshot(self.table)
+        evicted = self.model.resize(limit)
+        if evicted is None:
+            with pytest.raises(FailedPrecondition, match="free"):
+                self.table.resize(limit)
+            assert snapshot(self.table) == before
+            return
+        assert self.table.resize(limit) == evicted
+
+    @precondition(lambda self: self.model.sequences)
+    @rule(data=st.data(), most=st.integers(0, 6))
+    def compact(self, data: st.DataObject, most: int) -> None:
+        sequences = self.some(data)
+        tables = {i: list(s.table) for i, s in self.model.sequences.items()}
+        moves = self.model.compact(sequences, most)
+        moved = self.table.compact(sequences, most)
+        assert list(zip(moved.ops.src.tolist(), moved.ops.dst.tolist(), strict=True)) == moves
+        assert moved.changed.tolist() == [i for i, s in self.model.sequences.items() if s.table != tables[i]]
+        self.device.move(moved.ops)
 
     @rule(really=st.sampled_from([False, False, True]))  # not too often: much follows from what is cached
     def reset_cache(self, really: bool) -> None:

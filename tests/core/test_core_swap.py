@@ -11,7 +11,7 @@ from core_model import prompt, run, snapshot
 
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, ResourceExhausted
-from block_manager_svc.core.results import Swapped
+from block_manager_svc.core.results import Moved
 from block_manager_svc.core.step import OpKind
 
 OUT, IN = int(OpKind.SWAP_OUT), int(OpKind.SWAP_IN)
@@ -28,7 +28,7 @@ def computed(table: PageTable, *tokens: int) -> int:
     return sequence
 
 
-def moves(swapped: Swapped) -> list[tuple[int, int, int]]:
+def moves(swapped: Moved) -> list[tuple[int, int, int]]:
     ops = swapped.ops
     return list(zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True))
 
@@ -120,7 +120,7 @@ def test_a_pinned_block_stays_on_the_device_and_is_found(table: PageTable) -> No
     pin = table.pin(prompt(*range(4)), until=9).pin
     assert moves(table.swap([a], [])) == [(OUT, 2, 1)]
     assert table.match(table.create(prompt(*range(9)))).blocks == 1
-    table.unpin(pin)
+    table.unpin([pin])
     assert moves(table.swap([a], [])) == [(OUT, 1, 2)]
     assert table.check() == []
 

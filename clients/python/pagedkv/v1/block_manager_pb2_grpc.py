@@ -186,6 +186,7 @@ class BlockManagerServiceServicer:
         | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
         | REFERENCE_INVALID   | FAILED_PRECONDITION | what it refers to was not made: see that item          |
         | OUT_OF_BLOCKS       | RESOURCE_EXHAUSTED  | free or truncate; the numbers say how many             |
+        | NEVER_FITS          | RESOURCE_EXHAUSTED  | ask for less: the pool is too small, now and later     |
 
         Of the call; nothing has happened, but where it says otherwise:
 
