@@ -64,6 +64,10 @@ demo: $(STAMP) $(MODEL) ## eight prompts at once through real processes, as they
 bench: $(STAMP) $(MODEL) ## every figure that the README states
 	$(BIN)/python -m benchmarks --model $(MODEL)
 
+.PHONY: bench-core
+bench-core: $(STAMP) ## the page table's speed beside vLLM, LMDeploy and SGLang (1.6 GB of them, once), with its record
+	$(BIN)/python -m benchmarks.core --record docs/records
+
 .PHONY: test-compose
 test-compose: $(STAMP) ## bring the compose project up on the running Docker engine, try it, take it down
 	$(BIN)/python -m pytest -v -s tests/compose

@@ -7,20 +7,26 @@ import platform
 from pathlib import Path
 
 
+def cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
 def describe() -> str:
     import torch
     import transformers
 
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     capability = torch.backends.cpu.get_cpu_capability()
     return (
-        f"{model}, {os.cpu_count()} cores ({capability}), {device}; Python {platform.python_version()}, "
+        f"{cpu()}, {cores()} cores ({capability}), {device}; Python {platform.python_version()}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}"
     )
