@@ -131,7 +131,7 @@ async def test_a_failing_item_has_its_error_and_the_rest_goes_on() -> None:
         reply = await step(
             service,
             create([1]),
-            create([1] * 100),
+            create([1] * 64),
             append([ref(1)], [1]),
             pb.BatchItem(),
             pb.BatchItem(append=pb.AppendCommand(sequences=b"1234567", tokens=i32(1))),
@@ -153,8 +153,8 @@ async def test_a_failing_item_has_its_error_and_the_rest_goes_on() -> None:
         ]
         short = reply.results[1].error
         assert short.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-        assert "7 blocks are needed" in short.message
-        assert dict(short.metadata) == {"needed": "7", "available": "3"}
+        assert "4 blocks are needed" in short.message
+        assert dict(short.metadata) == {"needed": "4", "available": "3"}
         assert not short.HasField("retry_delay")
         assert dict(reply.results[2].error.metadata) == {"item": "1", "position": "0"}
         assert dict(reply.results[4].error.metadata) == {"field": "sequences", "bytes": "7", "width": "8"}
