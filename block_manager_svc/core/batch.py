@@ -24,7 +24,7 @@ from block_manager_svc.core.commands import (
     Unpin,
     referred,
 )
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.page_table import PageTable
 from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
 
@@ -164,9 +164,15 @@ class _Batch:
 
     def _sequences(self, column: I64) -> I64:
         """The sequences that a column names, all alive, distinct and the owner's."""
-        ids = self._resolve(column, _made_sequences)
-        self._table.check_owner(ids, self._owner)
-        return ids
+        try:
+            self._table.check_owner(column, self._owner)
+        except SequenceNotFound:
+            ids = self._resolve(column, _made_sequences)
+            if ids is column:
+                raise
+            self._table.check_owner(ids, self._owner)
+            return ids
+        return column  # no references, as nearly always
 
     def _resolve(self, column: I64, made: Callable[[Done], I64]) -> I64:
         """The column with ids in the place of its references. made: what of a result they may name."""
@@ -201,7 +207,10 @@ class _Batch:
     def touched(self) -> I64:
         if not self._named:
             return _NONE
-        ids = np.unique(np.concatenate(self._named))
+        ids = np.sort(np.concatenate(self._named)) if len(self._named) > 1 else np.sort(self._named[0])
+        twice = ids[1:] == ids[:-1]
+        if b"\1" in twice.tobytes():
+            ids = np.concatenate((ids[:1], ids[1:][~twice]))
         return ids[self._table.alive(ids)] if self._freed else ids
 
 

@@ -220,11 +220,11 @@ def _command(item: pb.BatchItem, now: int) -> commands.Command | Refused:
 
 
 def _as_u64(column: I64) -> bytes:
-    return column.astype("<i8", copy=False).tobytes()
+    return column.astype("<i8", copy=False).tobytes() if column.size else b""
 
 
 def _as_u32(column: I64 | I32) -> bytes:
-    return column.astype("<i4").tobytes()
+    return column.astype("<i4").tobytes() if column.size else b""
 
 
 def _result(result: Done | Refused) -> pb.BatchResult:
