@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cpu_attention, end_to_end, machine, step_overhead
+from benchmarks import cpu_attention, end_to_end, machine, step_batch, step_overhead
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="step_overhead, cpu_attention, end_to_end; default: all")
+    parser.add_argument("names", nargs="*", help="step_overhead, step_batch, cpu_attention, end_to_end; default: all")
     parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M-Instruct as GGUF")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
@@ -25,6 +25,7 @@ def main() -> None:
 
     figures: dict[str, tuple[Any, Callable[[], Any]]] = {
         "step_overhead": (step_overhead, step_overhead.run),
+        "step_batch": (step_batch, step_batch.run),
         "cpu_attention": (cpu_attention, cpu_attention.run),
         "end_to_end": (end_to_end, lambda: end_to_end.run(options.model, cache)),
     }

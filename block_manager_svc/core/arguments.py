@@ -45,8 +45,9 @@ def column(values: Integers, name: str, length: int) -> I64:
 def count_column(values: Integers, name: str, length: int) -> I64:
     """`column` of counts, each in [0, 2**31)."""
     array = column(values, name, length)
-    wrong = (array < 0) | (array > _I32_MAX)
-    if b"\1" in wrong.tobytes():
+    # Of all bits that are set in any of them, none may be above the lower 31.
+    if not 0 <= int(np.bitwise_or.reduce(array)) <= _I32_MAX:
+        wrong = (array < 0) | (array > _I32_MAX)
         place = int(wrong.nonzero()[0][0])
         count = int(array[place])
         raise InvalidArgument(

@@ -43,9 +43,9 @@ class Append:
     """See PageTable.grow."""
 
     sequences: I64
-    counts: I64
+    counts: I64 | None
     tokens: I32
-    lookahead: I64
+    lookahead: I64 | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Plan(NamedTuple):
 
     rows: I64
     blocks: I64  # entries of each table before
+    pages: I64  # that the positions up to `upto` need
     new: I64  # blocks that each table grows by
     needed: I64  # new, and copies
     total: int  # sum of needed
@@ -66,7 +67,7 @@ def decide(s: Sequences, pool: BlockPool, size: int, rows: I64, computed: I64, u
             rewritten = block[sealed & ~copies]
             needed = new + np.bincount(copied, minlength=rows.size)
     total = int(np.add.reduce(needed))
-    return Plan(rows, blocks, new, needed, total, copied, copied_entry, copied_block, rewritten)
+    return Plan(rows, blocks, pages, new, needed, total, copied, copied_entry, copied_block, rewritten)
 
 
 def carry_out(plan: Plan, s: Sequences, pool: BlockPool) -> Extended:

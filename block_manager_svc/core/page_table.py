@@ -31,6 +31,8 @@ from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
 
+_NONE = np.empty(0, np.int64)
+
 
 class PageTable(Promises):
     """Sequences over a pool of `num_blocks` blocks of `block_size` tokens; block 0 is the null block, never handed out.
@@ -226,9 +228,9 @@ class PageTable(Promises):
     def grow(
         self,
         sequences: Integers,
-        counts: Integers,
+        counts: Integers | None,
         tokens: Integers,
-        lookahead: Integers,
+        lookahead: Integers | None,
         *,
         reservation: int = 0,
         owner: int = 0,
@@ -236,6 +238,7 @@ class PageTable(Promises):
     ) -> Grown:
         """Adds counts[i] of `tokens` to each, and makes all that is not computed and lookahead[i] slots more writable.
 
+        counts, lookahead: None is one for each, and none, as in a decode step.
         tokens: int32, those of one sequence after those of another. Afterwards a table has the blocks for
         length + lookahead positions, neither more nor less: what an earlier lookahead did not use comes back.
         Copies as `extend` does. All or nothing: OutOfBlocks if free and evictable blocks and those that come back
@@ -243,31 +246,33 @@ class PageTable(Promises):
         InvalidArgument TOO_MANY_SLOTS.
         """
         ids = integers(sequences, "sequences")
-        count = count_column(counts, "counts", ids.size)
-        ahead = count_column(lookahead, "lookahead", ids.size)
+        count = 1 if counts is None else count_column(counts, "counts", ids.size)
+        ahead = 0 if lookahead is None else count_column(lookahead, "lookahead", ids.size)
         content = token_ids(tokens)
-        check_length(content, "tokens", int(count.sum()), "that the counts add up to")
+        added = ids.size if counts is None else int(np.add.reduce(count))
+        check_length(content, "tokens", added, "that the counts add up to")
         s, size = self._sequences, self.block_size
         rows = s.rows(ids)
         self._check_on_device(rows)
-        length, writable = s.length[rows], s.writable[rows]
+        length = s.length[rows]
         longer = length + count
-        upto = longer + ahead
-        first = np.minimum(length, writable)
+        upto = longer if lookahead is None else longer + ahead
+        first = np.minimum(length, s.writable[rows])
         indptr = np.zeros(ids.size + 1, np.int64)
         np.cumsum(upto - first, out=indptr[1:])
         _check_slots(int(indptr[-1]), most)
         plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
-        pages = (upto + (size - 1)) // size
-        back = surplus(s, rows, pages)
+        shrinks = plan.blocks > plan.pages
+        back = surplus(s, rows, plan.pages) if b"\1" in shrinks.tobytes() else _NONE
         promised = self._promised(reservation, owner)
         if plan.total > (room := self._pool.available() + back.size + promised):
             raise OutOfBlocks(plan.total, room)
         self._draw(reservation, promised, plan.total)
-        give_back(s, self._pool, rows, pages, back)
-        if content.size:
+        give_back(s, self._pool, rows, plan.pages, back)
+        if added:
             s.tokens.reserve(rows, length, longer)
-            s.tokens.data[ranges(s.tokens.start[rows] + length, count)] = content
+            at = s.tokens.start[rows] + length
+            s.tokens.data[at if isinstance(count, int) else ranges(at, count)] = content
             s.length[rows] = longer
         s.writable[rows] = upto
         extended = carry_out(plan, s, self._pool)
@@ -275,7 +280,7 @@ class PageTable(Promises):
         self.revision += 1
         s.changed[rows[extended.delta_sequence]] = self.revision
         if back.size:
-            s.changed[rows[plan.blocks > pages]] = self.revision
+            s.changed[rows[shrinks]] = self.revision
         return Grown(extended, indptr, slots(s, size, rows, first, upto))
 
     def truncate(self, sequences: Integers, lengths: Integers) -> None:

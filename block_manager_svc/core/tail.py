@@ -42,6 +42,7 @@ def slots(s: Sequences, size: int, rows: I64, first: I64, upto: I64) -> I64:
     start = s.tables.start[rows]
     if position is not first:
         start = np.repeat(start, count)
-    entry, offset = np.divmod(position, size)
-    block: I64 = s.tables.data[start + entry].astype(np.int64)
-    return block * size + offset
+    entry = position // size
+    # Of the offset within the block, what lies before the entry is the same in position and slot.
+    slot: I64 = position + (s.tables.data[start + entry] - entry) * size
+    return slot

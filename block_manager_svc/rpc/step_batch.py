@@ -137,15 +137,6 @@ def _check_width(column: bytes, name: str, width: int) -> None:
         )
 
 
-def _counts(column: bytes, values: int) -> I64:
-    """One each, where the column is left out."""
-    return _u32(column, "counts") if column else np.ones(values, np.int64)
-
-
-def _lookahead(column: bytes, values: int) -> I64:
-    return _u32(column, "lookahead") if column else np.zeros(values, np.int64)
-
-
 def _namespace(adapter: str) -> bytes:
     """Apart from the namespace of the executor's own model: an engine computes its own K/V."""
     return b"\0engine\0" + adapter.encode()
@@ -154,7 +145,10 @@ def _namespace(adapter: str) -> bytes:
 def _create(m: pb.CreateCommand, now: int) -> commands.Create:
     counts = _u32(m.counts, "counts")
     return commands.Create(
-        counts, _i32(m.tokens, "tokens"), _lookahead(m.lookahead, counts.size), _namespace(m.adapter)
+        counts,
+        _i32(m.tokens, "tokens"),
+        _u32(m.lookahead, "lookahead") if m.lookahead else np.zeros(counts.size, np.int64),
+        _namespace(m.adapter),
     )
 
 
@@ -162,9 +156,9 @@ def _append(m: pb.AppendCommand, now: int) -> commands.Append:
     sequences = _u64(m.sequences, "sequences")
     return commands.Append(
         sequences,
-        _counts(m.counts, sequences.size),
+        _u32(m.counts, "counts") if m.counts else None,
         _i32(m.tokens, "tokens"),
-        _lookahead(m.lookahead, sequences.size),
+        _u32(m.lookahead, "lookahead") if m.lookahead else None,
     )
 
 
@@ -174,7 +168,7 @@ def _commit(m: pb.CommitCommand, now: int) -> commands.Commit:
 
 def _fork(m: pb.ForkCommand, now: int) -> commands.Fork:
     sequences = _u64(m.sequences, "sequences")
-    return commands.Fork(sequences, _counts(m.counts, sequences.size))
+    return commands.Fork(sequences, _u32(m.counts, "counts") if m.counts else np.ones(sequences.size, np.int64))
 
 
 def _truncate(m: pb.TruncateCommand, now: int) -> commands.Truncate:

@@ -161,6 +161,14 @@ def test_a_create_of_nothing_makes_nothing(table: PageTable) -> None:
 # --- the other commands -----------------------------------------------------------------------------------------------
 
 
+def test_counts_and_lookahead_that_are_left_out_mean_one_each_and_none(table: PageTable) -> None:
+    done(table, create([1, 2, 3], [4]))
+    [grown] = done(table, Append(i64(2, 1), None, i32(8, 9), None))
+    assert (grown.slot_indptr.tolist(), grown.slots.tolist()) == ([0, 1, 2], [9, 7])
+    assert (table.tokens(2).tolist(), table.tokens(1).tolist()) == ([4, 8], [1, 2, 3, 9])
+    assert refused(table, Append(i64(2, 1), None, i32(8), None)).reason == "UNEQUAL_COLUMNS"
+
+
 def test_items_run_in_order_and_name_what_earlier_ones_made(table: PageTable) -> None:
     executed = execute(
         table,
