@@ -158,6 +158,7 @@ async def test_a_failing_item_has_its_error_and_the_rest_goes_on() -> None:
         assert not short.HasField("retry_delay")
         assert dict(reply.results[2].error.metadata) == {"item": "1", "position": "0"}
         assert dict(reply.results[4].error.metadata) == {"field": "sequences", "bytes": "7", "width": "8"}
+        assert reasons(await step(service, create([1] * 100))) == ["NEVER_FITS"]
         await audit(service)
         await step(service, free(1))
 
