@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     token_budget: int = Field(2048, ge=1, description="tokens computed in one step at most")
     max_running: int = Field(256, ge=1, description="samples computed at once at most")
     max_queue: int = Field(1024, ge=1, description="calls that may wait; more are refused with QUEUE_FULL")
-    eviction: EvictionName = Field("lru", description="which cached block goes first: lru, lfu or s3fifo")
+    eviction: EvictionName = Field("lru", description="which cached block goes first: lru, lfu, s3fifo or priority")
     executor_grace: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that calls wait for a lost executor to come back"
     )

@@ -15,6 +15,7 @@ from block_manager_svc.core.chain import find, find_own, node_at, seal
 from block_manager_svc.core.compaction import compact
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
 from block_manager_svc.core.eviction import POLICIES, EvictionName
+from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
@@ -27,6 +28,7 @@ from block_manager_svc.core.results import (
     Grown,
     Moved,
 )
+from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import give_back, slots, surplus
@@ -41,7 +43,7 @@ class PageTable(Promises):
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_plan_key", "_planned", "_residency")
+    __slots__ = ("_plan_key", "_planned", "_residency", "_retentions")
 
     def __init__(
         self,
@@ -71,14 +73,18 @@ class PageTable(Promises):
         self._pins = Pins()
         self._reservations = reservations()
         self._residency = Residency()
+        self._retentions = Retentions()
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
         self._planned: Plan | None = None
 
-    def create(self, tokens: Integers, namespace: bytes = b"", *, owner: int = 0) -> int:
+    def create(
+        self, tokens: Integers, namespace: bytes = b"", *, owner: int = 0, retention: Retention | None = None
+    ) -> int:
         """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
 
-        owner: whose it is, for `check_owner`; the children of a fork have their parent's.
+        owner: whose it is, for `check_owner`. retention: of the blocks that it seals, finds or has moved; without one
+        it leaves these as they are. The children of a fork have their parent's of both.
         """
         content = token_ids(tokens)
         if not content.size:
@@ -90,6 +96,7 @@ class PageTable(Promises):
         s.length[row] = content.size
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
         s.owner[row] = owner
+        self._retentions.begin(np.array([sequence]), retention)
         self.revision += 1
         s.changed[row] = self.revision
         return sequence
@@ -103,6 +110,7 @@ class PageTable(Promises):
         *,
         owner: int = 0,
         reservation: int = 0,
+        retention: Retention | None = None,
         most: int | None = None,
     ) -> Begun:
         """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
@@ -151,6 +159,8 @@ class PageTable(Promises):
                 s.tables.open(row, hits)
         s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
         s.root[rows], s.owner[rows] = root, owner
+        self._retentions.begin(ids, retention)
+        self._retentions.apply(s, pool, rows, np.zeros_like(blocks), blocks)
         carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
         pool.note_peaks()
         self.revision += 1
@@ -179,6 +189,7 @@ class PageTable(Promises):
             self._pool.share(blocks)
             self._pool.note_peaks()
             s.tables.open(row, blocks)
+            self._retentions.apply(s, self._pool, np.array([row]), np.array([0]), np.array([blocks.size]))
             s.blocks[row] = blocks.size
             s.computed[row] = s.writable[row] = blocks.size * self.block_size
             s.node[row] = node
@@ -338,7 +349,9 @@ class PageTable(Promises):
         before = computed // self.block_size
         crossing = (full != before).nonzero()[0]
         if crossing.size:
-            seal(s, self._pool, self.block_size, rows[crossing], before[crossing], full[crossing] - before[crossing])
+            sealing = rows[crossing], before[crossing], full[crossing] - before[crossing]
+            seal(s, self._pool, self.block_size, *sealing)
+            self._retentions.apply(s, self._pool, *sealing)
         s.computed[rows] = to
         self.revision += 1
 
@@ -365,6 +378,7 @@ class PageTable(Promises):
             values[rows] = values[parent]
         s.blocks[rows] = blocks
         s.writable[rows] = s.computed[parent]
+        self._retentions.fork(sequence, children)
         self._pool.share(entries.astype(np.int64), count)
         if s.away[parent]:
             self._residency.fork(s, parent, rows)
@@ -388,9 +402,11 @@ class PageTable(Promises):
     def free(self, sequences: Integers) -> None:
         """Ends sequences and gives their blocks back; what is sealed stays findable until its space is needed."""
         s = self._sequences
-        rows = s.rows(integers(sequences, "sequences"))
+        ids = integers(sequences, "sequences")
+        rows = s.rows(ids)
         self._release(rows)
         s.remove(rows)
+        self._retentions.end(ids)
         self.revision += 1
 
     def swap(self, out: Integers, in_: Integers) -> Moved:
@@ -410,6 +426,8 @@ class PageTable(Promises):
         self._pool.note_peaks()
         self.revision += 1
         s.changed[changed] = self.revision
+        blocks = s.blocks[plan.coming]
+        self._retentions.apply(s, self._pool, plan.coming, np.zeros_like(blocks), blocks)
         return Moved(ops, np.sort(s.id[changed]))
 
     def compact(self, sequences: Integers, most: int) -> Moved:
@@ -421,9 +439,12 @@ class PageTable(Promises):
         s = self._sequences
         rows = s.rows(integers(sequences, "sequences"))
         ops, changed = compact(s, self._pool, self._pins, rows[s.away[rows] == 0], most)
+        changed = changed[s.id[changed].argsort()]
+        blocks = s.blocks[changed]
+        self._retentions.apply(s, self._pool, changed, np.zeros_like(blocks), blocks)
         self.revision += 1
         s.changed[changed] = self.revision
-        return Moved(ops, np.sort(s.id[changed]))
+        return Moved(ops, s.id[changed])
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""

@@ -22,7 +22,7 @@ class Promises(Reads):
     now: int
 
     def advance(self, now: int) -> None:
-        """The clock, ms: ends the pins and reservations whose time is over.
+        """The clock, ms: ends the priorities of blocks, pins and reservations whose time is over.
 
         InvalidArgument CLOCK_BACKWARDS: it only goes forward.
         """
@@ -31,6 +31,7 @@ class Promises(Reads):
                 "CLOCK_BACKWARDS", f"the clock says {now} ms, it said {self.now} before", now=now, before=self.now
             )
         self.now = now
+        self._pool.cached.advance(now)
         self._pins.end(self._pool, now)
         for reservation, promised in self._reservations.over(now):
             self._give_up(reservation, promised)

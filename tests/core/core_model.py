@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from block_manager_svc.core import Extended, PageTable
+from block_manager_svc.core import Extended, PageTable, Retention
 from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.step import BlockOps, OpKind
 
@@ -43,6 +43,10 @@ class Model:
         self.known: set[int] = set()  # blocks that were cached since they hold what they do
         self.ghosts: list[list[int]] = []  # tokens of blocks that left the small queue, the oldest first
         self.most_ghosts = num_blocks * 9 // 10
+        self.retention: dict[int, Retention] = {}  # of sequences
+        self.retained: dict[int, Retention] = {}  # of blocks
+        self.ends: dict[int, int] = {}  # cached blocks whose priority ends -> when
+        self.now = 0
         self.free_blocks = set(range(1, num_blocks))
         self.cached: list[int] = []  # that can be evicted; the one that came first first
         self.sealed: set[int] = set()
@@ -83,6 +87,13 @@ class Model:
                 self._cache(block)
 
     def advance(self, now: int) -> None:
+        self.now = now
+        # Of those that end at once, the one that was cached first comes first.
+        for block in sorted(self.cached, key=lambda block: self.ends.get(block, 0)):
+            if block in self.ends and self.ends[block] <= now:
+                del self.ends[block], self.retained[block]
+                self.cached.remove(block)
+                self.cached.append(block)
         for until, pin in sorted((until, pin) for pin, (until, _) in self.pins.items()):
             if until <= now:
                 self.unpin(pin)
@@ -138,6 +149,9 @@ class Model:
             self._forget(block)
             self.free_blocks ^= {block, place}
         self._move(to)
+        for i in sorted(chosen):
+            if set(self.sequences[i].table) & set(to.values()):
+                self._retain(i, [block for block in self.sequences[i].table if block in self.node_of])
         return list(to.items())
 
     def _move(self, to: dict[int, int]) -> None:
@@ -152,8 +166,10 @@ class Model:
         for s in self.sequences.values():
             s.table = [to.get(b, b) for b in s.table]
 
-    def create(self, sequence: int, tokens: list[int], namespace: bytes) -> None:
+    def create(self, sequence: int, tokens: list[int], namespace: bytes, retention: Retention | None = None) -> None:
         self.sequences[sequence] = ModelSequence(list(tokens), namespace, node=("root", namespace))
+        if retention:
+            self.retention[sequence] = retention
 
     def admission(
         self, prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0
@@ -217,6 +233,7 @@ class Model:
         s.computed = s.writable = len(found) * self.block_size
         s.node = node
         self._uncache(found)
+        self._retain(sequence, found)
         return s.computed
 
     def changes(self, sequences: list[int], upto: list[int]) -> list[list[tuple[str, int]]]:
@@ -293,11 +310,14 @@ class Model:
                 self.index[key] = block
                 self.node_of[block] = next(self._nodes)
             s.node = self.node_of[self.index[key]]
+            self._retain(sequence, [block] if block in self.node_of else [])
         s.computed = upto
 
     def fork(self, sequence: int, child: int) -> None:
         s = self.sequences[sequence]
         held = s.table[: -(-s.computed // self.block_size)]
+        if sequence in self.retention:
+            self.retention[child] = self.retention[sequence]
         self.sequences[child] = ModelSequence(
             list(s.tokens), s.namespace, s.computed, s.computed, held, away=s.away, node=s.node
         )
@@ -354,6 +374,7 @@ class Model:
             self.sequences[i].away = True
         for i in coming:
             self.sequences[i].away = False
+            self._retain(i, [block for block in self.sequences[i].table if block in self.node_of])
         return moves
 
     def grow(
@@ -452,6 +473,7 @@ class Model:
     def free(self, sequence: int) -> None:
         self.drop(sequence)
         del self.sequences[sequence]
+        self.retention.pop(sequence, None)
 
     def _cache(self, block: int) -> None:
         self.cached.append(block)
@@ -459,19 +481,24 @@ class Model:
             self.ghosts.remove(self.held(block))
             self.main.add(block)
         self.known.add(block)
+        retention = self.retained.get(block)
+        if retention and retention.ttl_ms and self.priority(block) != 35:
+            self.ends[block] = self.now + retention.ttl_ms
 
     def _uncache(self, found: list[int]) -> None:
-        most = {"lru": 0, "lfu": 63, "s3fifo": 3}[self.eviction]
+        most = {"lru": 0, "lfu": 63, "s3fifo": 3, "priority": 0}[self.eviction]
         for block in found:
             if block in self.cached:
                 self.cached.remove(block)
+                self.ends.pop(block, None)
                 self.uses[block] = min(self.uses[block] + 1, most)
 
     def _victim(self) -> int:
         """Takes out of `cached` the block that goes first."""
         if self.eviction == "s3fifo":
             return self._s3fifo_victim()
-        victim = min(self.cached, key=lambda block: self.uses[block])
+        key = self.priority if self.eviction == "priority" else self.uses.__getitem__
+        victim = min(self.cached, key=key)
         self.cached.remove(victim)
         return victim
 
@@ -496,12 +523,21 @@ class Model:
             else:
                 return block
 
+    def priority(self, block: int) -> int:
+        return self.retained[block].priority if block in self.retained else 35
+
+    def _retain(self, sequence: int, blocks: list[int]) -> None:
+        if self.eviction == "priority" and sequence in self.retention:
+            self.retained.update(dict.fromkeys(blocks, self.retention[sequence]))
+
     def held(self, block: int) -> list[int]:
         """The tokens that an indexed block is found by."""
         return next(list(tokens) for (_, tokens), found in self.index.items() if found == block)
 
     def _forget(self, block: int) -> None:
         del self.uses[block]
+        self.retained.pop(block, None)
+        self.ends.pop(block, None)
         self.main.discard(block)
         self.known.discard(block)
 

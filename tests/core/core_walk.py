@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from core_model import Device, Model
 
-from block_manager_svc.core import PageTable
+from block_manager_svc.core import PageTable, Retention
 from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.errors import FailedPrecondition, NotFound, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.eviction import POLICIES
@@ -149,11 +149,12 @@ class Walk:
 
     def create(self) -> None:
         tokens, namespace = self.prompt(), self.draw.choice((b"", b"", b"", b"other"))
-        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+        retention = self.draw.choice((None, None, Retention(self.draw.randrange(101), self.draw.choice((None, 1, 30)))))
+        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention)
         held = self.hold(sequence, tokens, namespace)
         held.computed = self.table.reuse(sequence)
         if self.model:
-            self.model.create(sequence, tokens, namespace)
+            self.model.create(sequence, tokens, namespace, retention)
             assert self.model.reuse(sequence) == held.computed
         self.counts["create"] += 1
         self.counts["tokens found"] += held.computed

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from block_manager_svc.core import Extended, PageTable, Pinned
+from block_manager_svc.core import Extended, PageTable, Pinned, Retention
 from block_manager_svc.core.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -26,6 +26,9 @@ from block_manager_svc.core.step import OpKind
 NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
 TOKENS = st.integers(0, 1)
+RETENTIONS = st.sampled_from(
+    [None, Retention(1), Retention(35, 5), Retention(90, 4), Retention(80, 9), Retention(0, 1)]
+)
 
 
 class PageTableMachine(RuleBasedStateMachine):
@@ -66,19 +69,28 @@ class PageTableMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.model.sequences)))
 
     @precondition(lambda self: len(self.model.sequences) < 6)
-    @rule(tokens=st.lists(TOKENS, min_size=1, max_size=14), namespace=st.sampled_from([b"", b"", b"", b"other"]))
-    def create(self, tokens: list[int], namespace: bytes) -> None:
-        sequence = self.table.create(np.array(tokens, np.int32), namespace)
+    @rule(
+        tokens=st.lists(TOKENS, min_size=1, max_size=14),
+        namespace=st.sampled_from([b"", b"", b"", b"other"]),
+        retention=RETENTIONS,
+    )
+    def create(self, tokens: list[int], namespace: bytes, retention: Retention | None) -> None:
+        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention)
         assert sequence not in self.model.sequences
         assert sequence not in self.ended
-        self.model.create(sequence, tokens, namespace)
+        self.model.create(sequence, tokens, namespace, retention)
 
     @precondition(lambda self: len(self.model.sequences) < 6)
-    @rule(tokens=st.lists(TOKENS, min_size=5, max_size=14), ended=st.integers(0, 2), samples=st.integers(0, 2))
-    def serve(self, tokens: list[int], ended: int, samples: int) -> None:
+    @rule(
+        tokens=st.lists(TOKENS, min_size=5, max_size=14),
+        ended=st.integers(0, 2),
+        samples=st.integers(0, 2),
+        retention=RETENTIONS,
+    )
+    def serve(self, tokens: list[int], ended: int, samples: int, retention: Retention | None) -> None:
         """A whole request, so that what lies behind many steps is met: found prefixes, cached blocks, evictions."""
-        sequence = self.table.create(np.array(tokens, np.int32))
-        self.model.create(sequence, tokens, b"")
+        sequence = self.table.create(np.array(tokens, np.int32), retention=retention)
+        self.model.create(sequence, tokens, b"", retention)
         assert self.table.reuse(sequence) == self.model.reuse(sequence)
         if (expected := self.model.extend([sequence], [len(tokens)])) is not None:
             extended = self.table.extend([sequence], [len(tokens)])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from block_manager_svc.core.eviction.lists import BlockLists
+from block_manager_svc.core.eviction.policy import EvictionPolicy
 from block_manager_svc.core.step import I64
 
 MOST = 63
 
 
-class LFU:
+class LFU(EvictionPolicy):
     """See EvictionPolicy."""
 
     __slots__ = ("_held", "_lists", "_size", "_uses")

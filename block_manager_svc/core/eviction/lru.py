@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from block_manager_svc.core.eviction.lists import BlockLists
+from block_manager_svc.core.eviction.policy import EvictionPolicy
 from block_manager_svc.core.step import I64
 
 
-class LRU:
+class LRU(EvictionPolicy):
     """See EvictionPolicy."""
 
     __slots__ = ("_list", "_size")
@@ -35,9 +36,6 @@ class LRU:
         victims = self._list.pop(count)
         self._size -= count
         return np.array(victims, np.int64)
-
-    def forget(self, blocks: I64) -> None:
-        """Nothing is remembered of blocks that are not held."""
 
     def order(self) -> I64:
         return np.array(self._list.first(self._size), np.int64)

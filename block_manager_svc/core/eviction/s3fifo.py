@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from block_manager_svc.core.eviction.policy import EvictionPolicy
 from block_manager_svc.core.step import I64
 
 MOST = 3
@@ -33,7 +34,7 @@ _SMALL, _MAIN, _NEW = 0, 1, 2
 Queue = OrderedDict[int, None]
 
 
-class S3FIFO:
+class S3FIFO(EvictionPolicy):
     """See EvictionPolicy."""
 
     __slots__ = ("_ghosts", "_most_ghosts", "_place", "_queues", "_tokens", "_uses")
