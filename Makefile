@@ -65,8 +65,8 @@ bench: $(STAMP) $(MODEL) ## every figure that the README states
 	$(BIN)/python -m benchmarks --model $(MODEL)
 
 .PHONY: bench-core
-bench-core: $(STAMP) ## the page table's speed beside vLLM, LMDeploy and SGLang (1.6 GB of them, once), with its record
-	$(BIN)/python -m benchmarks.core --record docs/records
+bench-core: $(STAMP) ## the page table beside vLLM, LMDeploy and SGLang (fetched once, 0.5 GB); writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.core --write
 
 .PHONY: test-compose
 test-compose: $(STAMP) ## bring the compose project up on the running Docker engine, try it, take it down

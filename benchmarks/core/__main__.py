@@ -1,4 +1,4 @@
-"""The page table's speed beside its peers', in one run: `python -m benchmarks.core [--record FOLDER] [--peers …]`."""
+"""The page table's speed beside its peers', what grows, what it weighs: `python -m benchmarks.core [--write]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 import sys
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,31 +15,47 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.core import environments, ours
-from benchmarks.core.work import BLOCK, NUM_BLOCKS, ROWS, Work
+from benchmarks.core import environments, growth, memory, ours, report
+
+ROOT = environments.ROOT
+RECORD = ROOT / "docs" / "records" / "core-bench.json"
+PLOT = ROOT / "docs" / "img" / "core-growth.svg"
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.core", description=__doc__)
-    parser.add_argument("--record", type=Path, help="folder for core-bench.json")
     parser.add_argument("--peers", nargs="*", default=[peer.name for peer in environments.ALL], help="default: all")
+    parser.add_argument("--write", action="store_true", help="also write the record, the plot, and docs/benchmarks.md")
     options = parser.parse_args()
-    record = {"figure": "the core beside its peers", "measured on": _measured_on(), "ours, µs": _rounded(ours.run())}
+
+    record: dict[str, Any] = {"figure": "the core beside its peers", "measured on": _measured_on()}
+    record["ours, µs"] = _rounded(ours.run())
     record["peers"] = {peer.name: _peer(peer) for peer in environments.ALL if peer.name in options.peers}
+    curves = {
+        axis: {what: [round(v, 2) for v in values] for what, values in curve.items()}
+        for axis, curve in growth.measure().items()
+    }
+    record["growth"] = {"µs": curves, "last of each curve as a multiple of its first": growth.growth(curves)}
+    record["bytes"] = _weigh()
+
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(_title(record))
-    console.print(_table(record))
-    for name, peer in record["peers"].items():
-        if "missing" in peer:
-            console.print(f"{name} did not run: {peer['missing']}.")
-    if options.record:
-        options.record.mkdir(parents=True, exist_ok=True)
-        (options.record / "core-bench.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    for title, columns, rows in report.tables(record):
+        table = Table(*columns, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(report.remarks(record))
+    if options.write:
+        RECORD.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        growth.plot(curves, report.where(record), PLOT)
+        PAGE.write_text(report.page(record, PAGE.read_text()))
 
 
 def _measured_on() -> dict[str, Any]:
     git = ["git", "rev-parse", "HEAD"]
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "cpu": machine.cpu(),
         "cores": machine.cores(),
         "python": platform.python_version(),
@@ -57,41 +73,14 @@ def _peer(peer: environments.Peer) -> dict[str, Any]:
     return {"version": result["version"], "µs": _rounded(result["figures"]), "notes": result["notes"]}
 
 
+def _weigh() -> dict[str, float]:
+    """In a process of its own: what is traced is nobody else's."""
+    command = [sys.executable, "-m", memory.__name__]
+    return _rounded(json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout))
+
+
 def _rounded(figures: dict[str, float]) -> dict[str, float]:
-    return {name: round(us, 2) for name, us in figures.items()}
-
-
-def _title(record: dict[str, Any]) -> str:
-    on = record["measured on"]
-    return (
-        f"{NUM_BLOCKS:,} blocks of {BLOCK} tokens, on {on['cpu']}, {on['cores']} cores; Python {on['python']}, "
-        f"numpy {on['numpy']}. µs; in brackets, times ours; ~ measured elsewhere."
-    )
-
-
-def _table(record: dict[str, Any]) -> Table:
-    versions = [f"{name} {peer.get('version', '')}".strip() for name, peer in record["peers"].items()]
-    table = Table("work", "target", "ours", *versions)
-    for work in ROWS:
-        mine = record["ours, µs"][work.name]
-        cells = [_cell(work, name, peer, mine) for name, peer in record["peers"].items()]
-        table.add_row(work.title, f"≤ {work.target:g}", _number(mine), *cells)
-        if (other := record["ours, µs"].get(f"grow {work.name}")) is not None:
-            table.add_row("  as grow + commit", "", _number(other))
-    return table
-
-
-def _cell(work: Work, name: str, peer: dict[str, Any], mine: float) -> str:
-    figure = peer.get("µs", {}).get(work.name)
-    if figure is not None:
-        return f"{_number(figure)} ({figure / mine:.1f}×)"
-    if work.name in peer.get("notes", {}):
-        return "–"
-    return f"~ {work.elsewhere[name]}" if name in work.elsewhere else ""
-
-
-def _number(us: float) -> str:
-    return f"{us:,.0f}" if us >= 100 else f"{us:,.1f}"
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 if __name__ == "__main__":
