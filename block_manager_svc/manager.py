@@ -20,7 +20,7 @@ import structlog
 
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.batch import Executed, execute
-from block_manager_svc.core.commands import Command, Pin
+from block_manager_svc.core.commands import Command, Pin, Reserve
 from block_manager_svc.core.errors import (
     Aborted,
     AlreadyExists,
@@ -263,8 +263,8 @@ class Manager:
         if table.available() > before:
             self._wake()  # a call may wait for these blocks
         for command in commands:
-            if isinstance(command, Pin):
-                asyncio.get_running_loop().call_later((command.until - table.now) / 1000, self._end_pins)
+            if isinstance(command, Pin | Reserve):
+                asyncio.get_running_loop().call_later((command.until - table.now) / 1000, self._end_terms)
         return executed, step_id
 
     async def wait_completed(self, step_id: int, seconds: float | None) -> None:
@@ -285,7 +285,7 @@ class Manager:
         self._loop.table.advance(now)
         return now
 
-    def _end_pins(self) -> None:
+    def _end_terms(self) -> None:
         self._advance()
         self._wake()  # a call may wait for these blocks
 

@@ -20,19 +20,22 @@ from block_manager_svc.core.commands import (
     Fork,
     Free,
     Pin,
+    Release,
+    Reserve,
+    Swap,
     Truncate,
     Unpin,
     referred,
 )
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.page_table import PageTable
-from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
+from block_manager_svc.core.step import I64, BlockOps, OpKind
 
 MAX_SLOTS: Final = 1 << 20  # in the results of one batch
 MAX_CHILDREN: Final = 1 << 16  # of one batch
 
 _NONE: Final = np.empty(0, np.int64)
-_NONE_I32: Final = np.empty(0, np.int32)
+_NO_OPS: Final = BlockOps()
 
 
 @dataclass(slots=True)
@@ -42,18 +45,19 @@ class Done:
     sequences:           i64, the ids that it made.
     cached:              i64, tokens of each new prompt whose K/V are there already.
     slot_indptr, slots:  i64, as in Grown: the positions that are new to write.
-    copy_src, copy_dst:  i32, blocks copied before anything is written.
+    ops:                 blocks that are copied or swapped, before anything is written.
     pin, pinned:         id of the pin, and the tokens that it holds.
+    reservation:         its id.
     """
 
     sequences: I64 = field(default_factory=lambda: _NONE)
     cached: I64 = field(default_factory=lambda: _NONE)
     slot_indptr: I64 = field(default_factory=lambda: _NONE)
     slots: I64 = field(default_factory=lambda: _NONE)
-    copy_src: I32 = field(default_factory=lambda: _NONE_I32)
-    copy_dst: I32 = field(default_factory=lambda: _NONE_I32)
+    ops: BlockOps = field(default_factory=lambda: _NO_OPS)
     pin: int = 0
     pinned: int = 0
+    reservation: int = 0
 
 
 @dataclass(slots=True)
@@ -118,24 +122,45 @@ class _Batch:
                 pinned = self._table.pin(command.tokens, command.until, command.namespace, owner=self._owner)
                 return Done(pin=pinned.pin, pinned=pinned.tokens)
             case Unpin():
-                self._table.unpin(self._resolve(command.pins, _made_pins), owner=self._owner)
+                self._table.unpin(self._resolve(command.pins, _made_pin), owner=self._owner)
+                return Done()
+            case Swap():
+                return self._swap(command)
+            case Reserve():
+                return Done(reservation=self._table.reserve(command.blocks, command.until, owner=self._owner))
+            case Release():
+                ids = self._resolve(command.reservations, _made_reservation)
+                self._table.release(ids, owner=self._owner)
                 return Done()
         self._named.append(sequences)
         return Done()
 
     def _append(self, command: Append) -> Done:
         sequences = self._sequences(command.sequences)
-        grown = self._table.grow(sequences, command.counts, command.tokens, command.lookahead, most=self._slots)
+        grown = self._table.grow(
+            sequences,
+            command.counts,
+            command.tokens,
+            command.lookahead,
+            reservation=self._reservation(command.reservation),
+            owner=self._owner,
+            most=self._slots,
+        )
         self._slots -= grown.slots.size
         self._named.append(sequences)
-        extended = grown.extended
-        return Done(
-            slot_indptr=grown.slot_indptr, slots=grown.slots, copy_src=extended.copy_src, copy_dst=extended.copy_dst
-        )
+        src, dst = grown.extended.copy_src, grown.extended.copy_dst
+        ops = BlockOps(np.full(src.size, OpKind.COPY, np.uint8), src, dst) if src.size else _NO_OPS
+        return Done(slot_indptr=grown.slot_indptr, slots=grown.slots, ops=ops)
 
     def _create(self, command: Create) -> Done:
         begun = self._table.begin(
-            command.counts, command.tokens, command.lookahead, command.namespace, owner=self._owner, most=self._slots
+            command.counts,
+            command.tokens,
+            command.lookahead,
+            command.namespace,
+            owner=self._owner,
+            reservation=self._reservation(command.reservation),
+            most=self._slots,
         )
         self._slots -= begun.slots.size
         self._named.append(begun.sequences)
@@ -160,6 +185,12 @@ class _Batch:
         self._named += (sequences, children)
         return Done(sequences=children)
 
+    def _swap(self, command: Swap) -> Done:
+        out, back = self._sequences(command.out), self._sequences(command.back)
+        swapped = self._table.swap(out, back)
+        self._named += (out, back, swapped.changed)
+        return Done(ops=swapped.ops)
+
     # --- ids ----------------------------------------------------------------------------------------------------------
 
     def _sequences(self, column: I64) -> I64:
@@ -173,6 +204,11 @@ class _Batch:
             self._table.check_owner(ids, self._owner)
             return ids
         return column  # no references, as nearly always
+
+    def _reservation(self, reservation: int) -> int:
+        if reservation >= 0:
+            return reservation
+        return int(self._resolve(np.array([reservation], np.int64), _made_reservation)[0])
 
     def _resolve(self, column: I64, made: Callable[[Done], I64]) -> I64:
         """The column with ids in the place of its references. made: what of a result they may name."""
@@ -197,12 +233,14 @@ class _Batch:
     # --- what it leaves -----------------------------------------------------------------------------------------------
 
     def ops(self) -> BlockOps:
-        copied = [result for result in self.results if isinstance(result, Done) and result.copy_src.size]
-        if not copied:
-            return BlockOps()
-        src = np.concatenate([result.copy_src for result in copied])
-        dst = np.concatenate([result.copy_dst for result in copied])
-        return BlockOps(np.full(src.size, OpKind.COPY, np.uint8), src, dst)
+        parts = [result.ops for result in self.results if isinstance(result, Done) and result.ops.kind.size]
+        if len(parts) < 2:
+            return parts[0] if parts else _NO_OPS
+        return BlockOps(
+            np.concatenate([part.kind for part in parts]),
+            np.concatenate([part.src for part in parts]),
+            np.concatenate([part.dst for part in parts]),
+        )
 
     def touched(self) -> I64:
         if not self._named:
@@ -218,5 +256,9 @@ def _made_sequences(result: Done) -> I64:
     return result.sequences
 
 
-def _made_pins(result: Done) -> I64:
+def _made_pin(result: Done) -> I64:
     return np.array([result.pin], np.int64) if result.pin else _NONE
+
+
+def _made_reservation(result: Done) -> I64:
+    return np.array([result.reservation], np.int64) if result.reservation else _NONE

@@ -36,6 +36,7 @@ class Create:
     tokens: I32
     lookahead: I64
     namespace: bytes
+    reservation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Append:
     counts: I64 | None
     tokens: I32
     lookahead: I64 | None
+    reservation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,14 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """Sequences of `out` leave the device, then those of `back` come in. See PageTable.swap."""
+
+    out: I64
+    back: I64
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """See PageTable.pin. until: ms of the table's clock."""
 
@@ -95,4 +105,19 @@ class Unpin:
     pins: I64
 
 
-Command = Create | Append | Commit | Fork | Truncate | Free | Pin | Unpin
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """See PageTable.reserve. until: ms of the table's clock."""
+
+    blocks: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Ends each of these reservations. See PageTable.release."""
+
+    reservations: I64
+
+
+Command = Create | Append | Commit | Fork | Truncate | Free | Swap | Pin | Unpin | Reserve | Release

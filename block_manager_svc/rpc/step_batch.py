@@ -12,7 +12,7 @@ import numpy as np
 from block_manager_svc.core import commands
 from block_manager_svc.core.batch import Done, Executed
 from block_manager_svc.core.errors import InvalidArgument, Refused
-from block_manager_svc.core.step import I32, I64
+from block_manager_svc.core.step import I32, I64, OpKind
 from block_manager_svc.manager import Manager
 from block_manager_svc.replies import KeptReply, Replies
 from block_manager_svc.rpc.errors import numbers_of, retry_delay, status_of
@@ -116,6 +116,11 @@ def _u64(column: bytes, name: str) -> I64:
     return np.frombuffer(column, "<i8")
 
 
+def _id(value: int) -> int:
+    """As `_u64`, of a single one."""
+    return value - (1 << 64) if value >> 63 else value
+
+
 def _u32(column: bytes, name: str) -> I64:
     _check_width(column, name, 4)
     return np.frombuffer(column, "<u4").astype(np.int64)
@@ -149,6 +154,7 @@ def _create(m: pb.CreateCommand, now: int) -> commands.Create:
         _i32(m.tokens, "tokens"),
         _u32(m.lookahead, "lookahead") if m.lookahead else np.zeros(counts.size, np.int64),
         _namespace(m.adapter),
+        _id(m.reservation),
     )
 
 
@@ -159,6 +165,7 @@ def _append(m: pb.AppendCommand, now: int) -> commands.Append:
         _u32(m.counts, "counts") if m.counts else None,
         _i32(m.tokens, "tokens"),
         _u32(m.lookahead, "lookahead") if m.lookahead else None,
+        _id(m.reservation),
     )
 
 
@@ -179,12 +186,24 @@ def _free(m: pb.FreeCommand, now: int) -> commands.Free:
     return commands.Free(_u64(m.sequences, "sequences"))
 
 
+def _swap(m: pb.SwapCommand, now: int) -> commands.Swap:
+    return commands.Swap(_u64(m.out, "out"), _u64(m.back, "back"))
+
+
 def _pin(m: pb.PinCommand, now: int) -> commands.Pin:
     return commands.Pin(_i32(m.tokens, "tokens"), now + m.ttl_ms, _namespace(m.adapter))
 
 
 def _unpin(m: pb.UnpinCommand, now: int) -> commands.Unpin:
     return commands.Unpin(_u64(m.pins, "pins"))
+
+
+def _reserve(m: pb.ReserveCommand, now: int) -> commands.Reserve:
+    return commands.Reserve(m.blocks, now + m.ttl_ms)
+
+
+def _release(m: pb.ReleaseCommand, now: int) -> commands.Release:
+    return commands.Release(_u64(m.reservations, "reservations"))
 
 
 _DECODE: Final[dict[str, Callable[[Any, int], commands.Command]]] = {
@@ -194,8 +213,11 @@ _DECODE: Final[dict[str, Callable[[Any, int], commands.Command]]] = {
     "fork": _fork,
     "truncate": _truncate,
     "free": _free,
+    "swap": _swap,
     "pin": _pin,
     "unpin": _unpin,
+    "reserve": _reserve,
+    "release": _release,
 }
 
 
@@ -224,15 +246,19 @@ def _as_u32(column: I64 | I32) -> bytes:
 def _result(result: Done | Refused) -> pb.BatchResult:
     if isinstance(result, Refused):
         return pb.BatchResult(error=_error(result))
+    ops = result.ops
+    copies = ops.kind == OpKind.COPY
     return pb.BatchResult(
         sequences=_as_u64(result.sequences),
         cached=_as_u32(result.cached),
         slot_indptr=_as_u32(result.slot_indptr),
         slots=_as_u64(result.slots),
-        copy_src=_as_u32(result.copy_src),
-        copy_dst=_as_u32(result.copy_dst),
+        copy_src=_as_u32(ops.src[copies]),
+        copy_dst=_as_u32(ops.dst[copies]),
+        swapped_blocks=ops.kind.size - int(np.count_nonzero(copies)),
         pin=result.pin,
         pinned_tokens=result.pinned,
+        reservation=result.reservation,
     )
 
 

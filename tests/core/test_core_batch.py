@@ -17,6 +17,9 @@ from block_manager_svc.core.commands import (
     Fork,
     Free,
     Pin,
+    Release,
+    Reserve,
+    Swap,
     Truncate,
     Unpin,
     reference,
@@ -189,8 +192,7 @@ def test_items_run_in_order_and_name_what_earlier_ones_made(table: PageTable) ->
     assert made.sequences.tolist() == [1, 2]
     assert forked.sequences.tolist() == [3, 4]
     # Block 1 has three holders: both that append copy it, and the child that does not keeps it.
-    assert grown.copy_src.tolist() == [1, 1]
-    assert grown.copy_dst.tolist() == [3, 4]
+    assert (grown.ops.src.tolist(), grown.ops.dst.tolist()) == ([1, 1], [3, 4])
     assert grown.slots.tolist() == [3 * 4 + 3, 4 * 4 + 3, 5 * 4]
     assert executed.ops.kind.tolist() == [OpKind.COPY, OpKind.COPY]
     assert executed.ops.src.tolist() == [1, 1]
@@ -247,6 +249,48 @@ def test_unpin_is_for_all_or_for_none(table: PageTable) -> None:
     for pins in ([first, 77], [first, second, first]):
         assert refused(table, Unpin(i64(*pins))).reason == "PIN_NOT_FOUND"
     done(table, Unpin(i64(second, first)), Free(i64(1)), Pin(prompt, 1000, b""))
+
+
+def test_sequences_leave_for_the_host_and_others_come_back() -> None:
+    table = PageTable(num_blocks=17, block_size=4, num_host=10)
+    executed = execute(
+        table,
+        [
+            create([1] * 8, [2] * 5),
+            Commit(i64(reference(0, 0), reference(0, 1)), i64(8, 5)),
+            Fork(i64(reference(0, 1)), i64(1)),
+            Swap(i64(reference(0, 0)), i64()),
+            append([reference(0, 0)], [3]),
+            append([reference(2, 0)], [3]),
+            Swap(i64(reference(0, 1)), i64(reference(0, 0))),
+        ],
+        owner=ENGINE,
+    )
+    assert table.check() == []
+    reasons = [result.reason if isinstance(result, Refused) else "" for result in executed.results]
+    assert reasons == ["", "", "", "", "SEQUENCE_SWAPPED_OUT", "", ""]
+    # Of sequence 2 only the half-written block moves: the child, on the device, still shares the full one.
+    kinds = [OpKind.SWAP_OUT] * 2 + [OpKind.COPY] + [OpKind.SWAP_OUT] + [OpKind.SWAP_IN] * 2
+    assert executed.ops.kind.tolist() == kinds
+    assert executed.touched.tolist() == [1, 2, 3]
+    assert refused(table, Swap(i64(1), i64(1))).reason == "DUPLICATE_SEQUENCE"
+
+
+def test_a_reservation_is_drawn_from_and_released(table: PageTable) -> None:
+    reserved, *_ = done(
+        table,
+        Reserve(10, 1000),
+        Create(i64(9), i32(*range(9)), i64(0), b"", reference(0, 0)),
+        Append(i64(reference(1, 0)), i64(4), i32(1, 2, 3, 4), None, reference(0, 0)),
+    )
+    assert reserved.reservation == 1
+    assert (table.states().reserved, table.available()) == (6, 6)
+    assert refused(table, Append(i64(1), None, i32(1), None, 7)).reason == "RESERVATION_NOT_FOUND"
+    assert refused(table, Append(i64(1), None, i32(1), None, reference(5, 0))).reason == "REFERENCE_INVALID"
+    assert refused(table, create([1] * 28)).reason == "OUT_OF_BLOCKS"
+    done(table, Release(i64(1)), create([1] * 28))
+    assert refused(table, Release(i64(1))).reason == "RESERVATION_NOT_FOUND"
+    assert refused(table, Reserve(1, 0)).reason == "UNTIL_PASSED"
 
 
 def test_a_namespace_finds_only_its_own(table: PageTable) -> None:

@@ -19,7 +19,8 @@ BLOCK_SIZE = 4
 
 @pytest.fixture(scope="module")
 def running(module_stack: Callable[..., Stack], tiny_llama_dir: Path) -> Stack:
-    return module_stack(model=tiny_llama_dir, blocks=64, block_size=BLOCK_SIZE, dtype="float64")
+    flags = ("--host-blocks", "8")
+    return module_stack(model=tiny_llama_dir, blocks=64, block_size=BLOCK_SIZE, dtype="float64", executor_flags=flags)
 
 
 @pytest.fixture
@@ -108,6 +109,33 @@ def test_tokens_are_appended_truncated_and_found_by_the_next(client: Client) -> 
     reply = client.step_batch(again)
     assert (reply[found].cached.tolist(), reply[other].cached.tolist()) == ([12], [0])
     free(client, [*reply[found].sequences, *reply[other].sequences])
+
+
+def test_what_was_swapped_out_comes_back_as_it_was(running: Stack, client: Client) -> None:
+    leave_numbers_in_the_pool(client, 8)
+    batch = Batch()
+    made = batch.create([[1] * 8])
+    batch.commit(made, [8])
+    reply = client.step_batch(batch)
+    [sequence] = reply[made].sequences
+    before = read_k(running, client, reply.step_id, *client.tables([sequence])[0].blocks)
+
+    batch = Batch()
+    out = batch.swap(out=sequence)
+    other = batch.create([[2] * 12])  # where it was
+    batch.commit(other, [12])
+    child = batch.fork(other)
+    batch.append(child, [3])
+    back = batch.swap(back=sequence)
+    reply = client.step_batch(batch)
+    reply.raise_errors()
+    assert (reply[out].swapped_blocks, reply[back].swapped_blocks) == (2, 2)
+    table = client.tables([sequence])[0]
+    assert table.blocks == (5, 6)
+    assert np.array_equal(read_k(running, client, reply.step_id, *table.blocks), before, equal_nan=True)
+    assert np.isfinite(before).any()
+    free(client, [sequence, *reply[other].sequences, *reply[child].sequences])
+    client.reset_cache()
 
 
 def test_a_batch_that_is_sent_again_is_executed_once(client: Client) -> None:

@@ -191,6 +191,14 @@ async def test_bad_input_has_its_reason_and_the_books_balance() -> None:
             (pin([1] * 16, 1000), "PREFIX_NOT_CACHED"),
             (pin([1], 0), "UNTIL_PASSED"),
             (unpin(7), "PIN_NOT_FOUND"),
+            (pb.BatchItem(reserve=pb.ReserveCommand(blocks=1)), "UNTIL_PASSED"),
+            (pb.BatchItem(reserve=pb.ReserveCommand(ttl_ms=1000)), "COUNT_OUT_OF_RANGE"),
+            (pb.BatchItem(release=pb.ReleaseCommand(reservations=u64(7))), "RESERVATION_NOT_FOUND"),
+            (
+                pb.BatchItem(append=pb.AppendCommand(sequences=u64(1), tokens=i32(1), reservation=ref(9))),
+                "REFERENCE_INVALID",
+            ),
+            (pb.BatchItem(swap=pb.SwapCommand(out=u64(1))), "OUT_OF_HOST_SLOTS"),
         ):
             assert reasons(await step(service, item)) == [reason], item
         await step(service, free(1))
@@ -234,6 +242,14 @@ async def test_a_call_that_waits_for_pinned_blocks_goes_on_when_the_pin_ends() -
     async with running_service(num_blocks=4) as service:
         prompt = [1] * 16
         await step(service, create(prompt), commit(ref(0), 16), free(ref(0)), pin(prompt, 200))
+        replies = [r async for r in service.generation.Generate(request([3] * 33, max_tokens=1), timeout=20)]
+        assert replies[-1].usage.completion_tokens == 1
+
+
+async def test_a_call_that_waits_for_reserved_blocks_goes_on_when_their_time_is_over() -> None:
+    async with running_service(num_blocks=4) as service:
+        reply = await step(service, pb.BatchItem(reserve=pb.ReserveCommand(blocks=3, ttl_ms=200)))
+        assert reply.results[0].reservation
         replies = [r async for r in service.generation.Generate(request([3] * 33, max_tokens=1), timeout=20)]
         assert replies[-1].usage.completion_tokens == 1
 

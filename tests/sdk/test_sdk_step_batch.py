@@ -55,7 +55,12 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
     batch.free([7, 8])
     batch.pin([1, 2], ttl=1.5, adapter="a")
     batch.unpin(3)
-    assert len(batch) == 9
+    batch.swap([7], [8, 9])
+    held = batch.reserve(5, ttl=2)
+    batch.create([[1]], reservation=held[0])
+    batch.append(7, 1, reservation=4)
+    batch.release([3, 4])
+    assert len(batch) == 14
     client.step_batch(batch, request_id="id", wait=False)
     assert sent(service) == bm.StepBatchRequest(
         request_id="id",
@@ -74,6 +79,11 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
             bm.BatchItem(free=bm.FreeCommand(sequences=u64(7, 8))),
             bm.BatchItem(pin=bm.PinCommand(tokens=i32(1, 2), adapter="a", ttl_ms=1500)),
             bm.BatchItem(unpin=bm.UnpinCommand(pins=u64(3))),
+            bm.BatchItem(swap=bm.SwapCommand(out=u64(7), back=u64(8, 9))),
+            bm.BatchItem(reserve=bm.ReserveCommand(blocks=5, ttl_ms=2000)),
+            bm.BatchItem(create=bm.CreateCommand(counts=u32(1), tokens=i32(1), reservation=1 << 63 | 10 << 32)),
+            bm.BatchItem(append=bm.AppendCommand(sequences=u64(7), tokens=i32(1), reservation=4)),
+            bm.BatchItem(release=bm.ReleaseCommand(reservations=u64(3, 4))),
         ],
     )
 
@@ -139,6 +149,7 @@ def test_what_no_column_can_hold_is_refused_where_it_is_given() -> None:
         lambda batch: batch.append(1, 1, lookahead=1 << 32),
         lambda batch: batch.fork(1, -1),
         lambda batch: batch.pin([1], ttl=-1),
+        lambda batch: batch.reserve(-1, ttl=1),
     ):
         with pytest.raises(InvalidArgument) as caught:
             build(Batch())
@@ -169,6 +180,8 @@ def test_results_are_columns_and_an_item_s_error_is_raised_where_it_is_read(serv
                 )
             ),
             bm.BatchResult(pin=5, pinned_tokens=32),
+            bm.BatchResult(swapped_blocks=9),
+            bm.BatchResult(reservation=6),
         ],
         table_sequence=u64(11, 2**40),
         table_revision=u64(3, 41),
@@ -180,6 +193,7 @@ def test_results_are_columns_and_an_item_s_error_is_raised_where_it_is_read(serv
     grown = batch.append(1, 1)
     failed = batch.append(2, 2)
     pinned = batch.pin([1], ttl=1)
+    swapped, reserved = batch.swap([1]), batch.reserve(1, ttl=1)
     reply = client.step_batch(batch)
     assert reply.header == Header(service_id="svc", epoch=7, revision=41)
     assert (reply.step_id, reply.replayed) == (6, True)
@@ -190,6 +204,7 @@ def test_results_are_columns_and_an_item_s_error_is_raised_where_it_is_read(serv
     assert np.asarray(reply[made].slots).dtype == np.uint64
     assert (reply[grown].copy_src.tolist(), reply[grown].copy_dst.tolist()) == ([1], [2])
     assert (reply[pinned].pin, reply[pinned].pinned_tokens) == (5, 32)
+    assert (reply[swapped].swapped_blocks, reply[reserved].reservation) == (9, 6)
     for read in (lambda: reply[failed], reply.raise_errors):
         with pytest.raises(ResourceExhausted) as caught:
             read()

@@ -70,12 +70,18 @@ class Batch:
         return self._items
 
     def create(
-        self, prompts: Iterable[Iterable[int]], *, lookahead: int | Iterable[int] = 0, adapter: str = ""
+        self,
+        prompts: Iterable[Iterable[int]],
+        *,
+        lookahead: int | Iterable[int] = 0,
+        adapter: str = "",
+        reservation: int = 0,
     ) -> Item:
         """New sequences with blocks for their prompts, and `lookahead` slots behind (one number, or one for each).
 
         Result: sequences, cached (tokens of each that need not be computed), and the slots of the others.
-        adapter: version of model and adapter; a prompt finds only what was committed under the same.
+        adapter:     version of model and adapter; a prompt finds only what was committed under the same.
+        reservation: to take the blocks from, as far as it goes.
         """
         columns = [_column(prompt, "i", "prompts") for prompt in prompts]
         counts = [len(column) // 4 for column in columns]
@@ -86,6 +92,7 @@ class Batch:
             tokens=b"".join(columns),
             lookahead=_lookahead(lookahead, len(counts)),
             adapter=adapter,
+            reservation=reservation,
         )
 
     def append(
@@ -95,6 +102,7 @@ class Batch:
         *,
         counts: Iterable[int] | None = None,
         lookahead: int | Iterable[int] = 0,
+        reservation: int = 0,
     ) -> Item:
         """More tokens, one sequence's after another's: counts[i] for each, by default one. Result: slots, copies.
 
@@ -108,6 +116,7 @@ class Batch:
             counts=b"" if counts is None else _column(counts, "I", "counts"),
             tokens=_column(tokens, "i", "tokens"),
             lookahead=_lookahead(lookahead, len(ids) // 8),
+            reservation=reservation,
         )
 
     def commit(self, sequences: int | Iterable[int], upto: int | Iterable[int]) -> Item:
@@ -131,16 +140,31 @@ class Batch:
         """Ends sequences. It says: nothing is in flight that touches their blocks."""
         return self._add("free", sequences=_column(sequences, "Q", "sequences"))
 
+    def swap(self, out: int | Iterable[int] = (), back: int | Iterable[int] = ()) -> Item:
+        """Sequences of `out` leave the device for the host, then those of `back` return; all or none. Result:
+        swapped_blocks. On the host a sequence keeps what is committed, and can be forked, truncated and freed."""
+        return self._add("swap", out=_column(out, "Q", "out"), back=_column(back, "Q", "back"))
+
     def pin(self, tokens: Iterable[int], *, ttl: float, adapter: str = "") -> Item:
         """Keeps the cached blocks of a prefix from being evicted for `ttl` seconds. Result: pin, pinned_tokens."""
-        ttl_ms = round(ttl * 1000)
-        if not 0 <= ttl_ms < 1 << 64:
-            raise InvalidArgument("VALUE_OUT_OF_RANGE", f"a ttl of {ttl} s", numbers={"field": "ttl"})
-        return self._add("pin", 1, tokens=_column(tokens, "i", "tokens"), adapter=adapter, ttl_ms=ttl_ms)
+        return self._add("pin", 1, tokens=_column(tokens, "i", "tokens"), adapter=adapter, ttl_ms=_ttl_ms(ttl))
 
     def unpin(self, pins: int | Iterable[int]) -> Item:
         """Ends pins before their time."""
         return self._add("unpin", pins=_column(pins, "Q", "pins"))
+
+    def reserve(self, blocks: int, *, ttl: float) -> Item:
+        """Keeps blocks free for `ttl` seconds, for the creates and appends that name the reservation. Result: its id.
+
+        item[0] stands for it, in the same batch.
+        """
+        if not 0 <= blocks < 1 << 32:
+            raise InvalidArgument("VALUE_OUT_OF_RANGE", f"{blocks} blocks", numbers={"field": "blocks"})
+        return self._add("reserve", 1, blocks=blocks, ttl_ms=_ttl_ms(ttl))
+
+    def release(self, reservations: int | Iterable[int]) -> Item:
+        """Ends reservations before their time."""
+        return self._add("release", reservations=_column(reservations, "Q", "reservations"))
 
     def _add(self, command: str, made: int = 0, **fields: bytes | str | int) -> Item:
         self._items.append((command, fields))
@@ -169,8 +193,10 @@ class ItemResult:
     slots: array[int]
     copy_src: array[int]
     copy_dst: array[int]
+    swapped_blocks: int
     pin: int
     pinned_tokens: int
+    reservation: int
 
     def slots_of(self, i: int) -> array[int]:
         """The slots of the item's i-th sequence."""
@@ -181,7 +207,7 @@ class ItemResult:
 class BatchReply:
     """What a batch gave: results by item, and what the call's end means.
 
-    step_id:  the step of the op stream that carries the copies, 0: none.
+    step_id:  the step of the op stream that carries copies and swaps, 0: none.
     replayed: the batch was executed before, under the same request id.
     table_sequence, table_revision: the sequences that were made or named and are alive, and the revision at which the
               entries of each block table last changed.
@@ -245,6 +271,13 @@ def _raw(values: Iterable[int], width: int) -> bytes | None:
         return None
     fits = view.ndim == 1 and view.itemsize == width and view.format in _INTEGER_FORMATS
     return view.tobytes() if fits else None
+
+
+def _ttl_ms(ttl: float) -> int:
+    ttl_ms = round(ttl * 1000)
+    if not 0 <= ttl_ms < 1 << 64:
+        raise InvalidArgument("VALUE_OUT_OF_RANGE", f"a ttl of {ttl} s", numbers={"field": "ttl"})
+    return ttl_ms
 
 
 def _one_each(values: int | Iterable[int], length: int, name: str) -> bytes:

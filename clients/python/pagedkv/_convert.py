@@ -320,8 +320,11 @@ _COMMANDS: dict[str, Callable[..., object]] = {
     "fork": block_manager_pb2.ForkCommand,
     "truncate": block_manager_pb2.TruncateCommand,
     "free": block_manager_pb2.FreeCommand,
+    "swap": block_manager_pb2.SwapCommand,
     "pin": block_manager_pb2.PinCommand,
     "unpin": block_manager_pb2.UnpinCommand,
+    "reserve": block_manager_pb2.ReserveCommand,
+    "release": block_manager_pb2.ReleaseCommand,
 }
 
 
@@ -365,8 +368,10 @@ def _item_result(result: block_manager_pb2.BatchResult) -> ItemResult:
         slots=column_of("Q", result.slots),
         copy_src=column_of("I", result.copy_src),
         copy_dst=column_of("I", result.copy_dst),
+        swapped_blocks=result.swapped_blocks,
         pin=result.pin,
         pinned_tokens=result.pinned_tokens,
+        reservation=result.reservation,
     )
 
 

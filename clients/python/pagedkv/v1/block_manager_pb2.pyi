@@ -200,48 +200,58 @@ class StepBatchRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "pin", "unpin")
+    __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "swap", "pin", "unpin", "reserve", "release")
     CREATE_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     FORK_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
+    SWAP_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     UNPIN_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     create: CreateCommand
     append: AppendCommand
     commit: CommitCommand
     fork: ForkCommand
     truncate: TruncateCommand
     free: FreeCommand
+    swap: SwapCommand
     pin: PinCommand
     unpin: UnpinCommand
-    def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ...) -> None: ...
+    reserve: ReserveCommand
+    release: ReleaseCommand
+    def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., swap: _Optional[_Union[SwapCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ..., reserve: _Optional[_Union[ReserveCommand, _Mapping]] = ..., release: _Optional[_Union[ReleaseCommand, _Mapping]] = ...) -> None: ...
 
 class CreateCommand(_message.Message):
-    __slots__ = ("counts", "tokens", "lookahead", "adapter")
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     tokens: bytes
     lookahead: bytes
     adapter: str
-    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+    reservation: int
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ...) -> None: ...
 
 class AppendCommand(_message.Message):
-    __slots__ = ("sequences", "counts", "tokens", "lookahead")
+    __slots__ = ("sequences", "counts", "tokens", "lookahead", "reservation")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     tokens: bytes
     lookahead: bytes
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ...) -> None: ...
+    reservation: int
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., reservation: _Optional[int] = ...) -> None: ...
 
 class CommitCommand(_message.Message):
     __slots__ = ("sequences", "upto")
@@ -273,6 +283,14 @@ class FreeCommand(_message.Message):
     sequences: bytes
     def __init__(self, sequences: _Optional[bytes] = ...) -> None: ...
 
+class SwapCommand(_message.Message):
+    __slots__ = ("out", "back")
+    OUT_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    out: bytes
+    back: bytes
+    def __init__(self, out: _Optional[bytes] = ..., back: _Optional[bytes] = ...) -> None: ...
+
 class PinCommand(_message.Message):
     __slots__ = ("tokens", "adapter", "ttl_ms")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -289,8 +307,22 @@ class UnpinCommand(_message.Message):
     pins: bytes
     def __init__(self, pins: _Optional[bytes] = ...) -> None: ...
 
+class ReserveCommand(_message.Message):
+    __slots__ = ("blocks", "ttl_ms")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    ttl_ms: int
+    def __init__(self, blocks: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseCommand(_message.Message):
+    __slots__ = ("reservations",)
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    reservations: bytes
+    def __init__(self, reservations: _Optional[bytes] = ...) -> None: ...
+
 class BatchResult(_message.Message):
-    __slots__ = ("error", "sequences", "cached", "slot_indptr", "slots", "copy_src", "copy_dst", "pin", "pinned_tokens")
+    __slots__ = ("error", "sequences", "cached", "slot_indptr", "slots", "copy_src", "copy_dst", "pin", "pinned_tokens", "swapped_blocks", "reservation")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +332,8 @@ class BatchResult(_message.Message):
     COPY_DST_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     PINNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     error: BatchError
     sequences: bytes
     cached: bytes
@@ -309,7 +343,9 @@ class BatchResult(_message.Message):
     copy_dst: bytes
     pin: int
     pinned_tokens: int
-    def __init__(self, error: _Optional[_Union[BatchError, _Mapping]] = ..., sequences: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., slot_indptr: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., copy_src: _Optional[bytes] = ..., copy_dst: _Optional[bytes] = ..., pin: _Optional[int] = ..., pinned_tokens: _Optional[int] = ...) -> None: ...
+    swapped_blocks: int
+    reservation: int
+    def __init__(self, error: _Optional[_Union[BatchError, _Mapping]] = ..., sequences: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., slot_indptr: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., copy_src: _Optional[bytes] = ..., copy_dst: _Optional[bytes] = ..., pin: _Optional[int] = ..., pinned_tokens: _Optional[int] = ..., swapped_blocks: _Optional[int] = ..., reservation: _Optional[int] = ...) -> None: ...
 
 class BatchError(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_delay")

@@ -157,7 +157,7 @@ class BlockManagerServiceServicer:
         * Where an item takes ids, a reference may stand for one that an earlier item of
         the same request makes: 1 << 63 | item << 32 | position in its result's column.
         * Blocks that the items move travel to the executor as one step of the op
-        stream. A reply with copies comes when that step is completed, unless `no_wait`;
+        stream. The reply comes when that step is completed, unless `no_wait`;
         what the caller then does to slots MUST come after `step_id` in the executor's order.
         * Sequences live until they are freed or the pool is reset (a new epoch), and are
         seen by this call alone: Generate's are not there for it, nor its for Generate.
@@ -184,7 +184,10 @@ class BlockManagerServiceServicer:
         | SEQUENCE_NOT_FOUND  | NOT_FOUND           | it has ended, or is not this caller's, or never was    |
         | PREFIX_NOT_CACHED   | NOT_FOUND           | compute and commit it first                            |
         | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
+        | RESERVATION_NOT_FOUND | NOT_FOUND         | it has ended, is used up, or never was                 |
+        | SEQUENCE_SWAPPED_OUT | FAILED_PRECONDITION | swap it back first                                    |
         | REFERENCE_INVALID   | FAILED_PRECONDITION | what it refers to was not made: see that item          |
+        | OUT_OF_HOST_SLOTS   | RESOURCE_EXHAUSTED  | swap fewer out, or free some that are there            |
         | OUT_OF_BLOCKS       | RESOURCE_EXHAUSTED  | free or truncate; the numbers say how many             |
         | NEVER_FITS          | RESOURCE_EXHAUSTED  | ask for less: the pool is too small, now and later     |
 
