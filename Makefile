@@ -52,6 +52,11 @@ check: $(STAMP) ## ruff, mypy, import-linter, buf lint, stubs up to date
 test: $(STAMP) $(MODEL) ## every test; ARGS="tests/core -k fork" for some
 	$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),--check-skips)
 
+.PHONY: coverage-core
+coverage-core: $(STAMP) ## that the core's tests reach every branch of the core; fails below 100 %
+	$(BIN)/python -m pytest -q tests/core --hypothesis-seed=0 -p no:cacheprovider \
+		--cov=block_manager_svc.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+
 .PHONY: walk
 walk: $(STAMP) ## random walk of the core with its record; COMMANDS=10000000 for longer
 	$(BIN)/python tests/core/core_walk.py --commands $(or $(COMMANDS),1000000) --record docs/records
@@ -74,5 +79,5 @@ test-compose: $(STAMP) ## bring the compose project up on the running Docker eng
 
 .PHONY: clean
 clean: ## remove caches and build outputs; the environment and the model stay
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage mutants dist build
 	find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -20,7 +20,6 @@ from block_manager_svc.core.commands import (
     Fork,
     Free,
     Pin,
-    Release,
     Reserve,
     Swap,
     Truncate,
@@ -128,7 +127,7 @@ class _Batch:
                 return self._swap(command)
             case Reserve():
                 return Done(reservation=self._table.reserve(command.blocks, command.until, owner=self._owner))
-            case Release():
+            case _:  # Release, the last of the kinds
                 ids = self._resolve(command.reservations, _made_reservation)
                 self._table.release(ids, owner=self._owner)
                 return Done()

@@ -44,6 +44,13 @@ def test_a_block_that_was_evicted_or_forgotten_begins_anew() -> None:
     assert lfu.order().tolist() == [1, 2]
 
 
+def test_no_blocks_are_no_change() -> None:
+    lfu = LFU(10)
+    lfu.add(blocks(1, 2))
+    found_again(lfu)
+    assert lfu.order().tolist() == [1, 2]
+
+
 def test_counts_end_somewhere() -> None:
     lfu = LFU(4)
     lfu.add(blocks(1, 2))

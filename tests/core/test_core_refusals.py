@@ -154,6 +154,13 @@ def test_more_than_the_writer_was_given_cannot_be_committed_by_a_child(table: Pa
     assert table.check() == []
 
 
+def test_an_eviction_policy_that_is_not_there_is_refused_and_the_others_are_named() -> None:
+    with pytest.raises(InvalidArgument, match="no eviction policy 'random'") as refusal:
+        PageTable(8, 4, eviction="random")  # type: ignore[arg-type]
+    assert refusal.value.reason == "EVICTION_UNKNOWN"
+    assert refusal.value.numbers == {"known": "lru, lfu, s3fifo, priority"}
+
+
 @pytest.mark.parametrize("num_host", [-1, 2**31 - 8])
 def test_a_host_pool_that_cannot_be_is_refused(num_host: int) -> None:
     with pytest.raises(InvalidArgument) as refusal:
