@@ -1,4 +1,4 @@
-"""A batch: an ordered list of commands, each with its own result; one that is refused changes nothing.
+"""A batch: an ordered list of commands, each with its own result; one that is refused changes nothing, or all or none.
 
 What the commands move leaves as one list of block ops, in decision order.
 """
@@ -29,6 +29,7 @@ from block_manager_svc.core.commands import (
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.page_table import PageTable
 from block_manager_svc.core.step import I64, BlockOps, OpKind
+from block_manager_svc.core.undo import Recording
 
 MAX_SLOTS: Final = 1 << 20  # in the results of one batch
 MAX_CHILDREN: Final = 1 << 16  # of one batch
@@ -68,13 +69,30 @@ class Executed:
     touched: I64
 
 
-def execute(table: PageTable, commands: Sequence[Command | Refused], *, owner: int = 0) -> Executed:
+def execute(
+    table: PageTable, commands: Sequence[Command | Refused], *, owner: int = 0, atomic: bool = False
+) -> Executed:
     """Executes commands in order. Sequences that are not `owner`'s count as not there.
 
-    What was refused before it became a command keeps its place among the results.
+    atomic: the first refusal takes back all that the commands before it have done, and is raised, with the number
+    `failed_item` more. Else what was refused, also before it became a command, keeps its place among the results.
     A command is refused as the table's method refuses it, or with FailedPrecondition REFERENCE_INVALID,
-    InvalidArgument TOO_MANY_SLOTS or TOO_MANY_CHILDREN; the others go on.
+    InvalidArgument TOO_MANY_SLOTS or TOO_MANY_CHILDREN.
     """
+    if not atomic:
+        return _execute(table, commands, owner)
+    with Recording(table) as recording:
+        executed = _execute(table, commands, owner, until_refused=True)
+        if executed.results and isinstance(refused := executed.results[-1], Refused):
+            recording.take_back()
+            refused.numbers["failed_item"] = len(executed.results) - 1
+            raise refused
+    return executed
+
+
+def _execute(
+    table: PageTable, commands: Sequence[Command | Refused], owner: int, *, until_refused: bool = False
+) -> Executed:
     batch = _Batch(table, owner)
     for command in commands:
         try:
@@ -82,6 +100,8 @@ def execute(table: PageTable, commands: Sequence[Command | Refused], *, owner: i
         except Refused as refused:
             result = refused
         batch.results.append(result)
+        if until_refused and isinstance(result, Refused):
+            break
     return Executed(batch.results, batch.ops(), batch.touched())
 
 

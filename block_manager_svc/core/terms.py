@@ -8,6 +8,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from block_manager_svc.core.errors import NotFound
+from block_manager_svc.core.undo import Agenda
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Terms(Generic[T]):
         self._not_found = not_found
         self._ids = count(1)
         self._held: dict[int, tuple[int, T]] = {}  # id -> whose it is, and what
-        self._due: list[tuple[int, int]] = []  # a heap of (until, id), with those that are gone
+        self._due = Agenda()  # of (until, id), with those that are gone
 
     def add(self, value: T, until: int, owner: int) -> int:
         held = next(self._ids)
@@ -52,7 +53,7 @@ class Terms(Generic[T]):
     def remove(self, held: int) -> None:
         del self._held[held]
         if len(self._due) > 2 * len(self._held) + 64:
-            self._due = [due for due in self._due if due[1] in self._held]
+            self._due = Agenda(due for due in self._due if due[1] in self._held)
             heapq.heapify(self._due)
 
     def over(self, now: int) -> Iterator[tuple[int, T]]:

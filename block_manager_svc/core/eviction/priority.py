@@ -9,6 +9,7 @@ A list for each priority, so every operation costs what it moves, whatever is ca
 from __future__ import annotations
 
 import heapq
+import itertools
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from block_manager_svc.core.eviction.lists import BlockLists
 from block_manager_svc.core.eviction.policy import EvictionPolicy
 from block_manager_svc.core.eviction.retention import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
 from block_manager_svc.core.step import I64
+from block_manager_svc.core.undo import Agenda
 
 _ENDED = 64  # the heap may have this many entries that are over, besides as many as those that are not
 
@@ -23,7 +25,7 @@ _ENDED = 64  # the heap may have this many entries that are over, besides as man
 class Priority(EvictionPolicy):
     """See EvictionPolicy."""
 
-    __slots__ = ("_due", "_ends", "_held", "_lists", "_now", "_priority", "_size", "_stamp", "_ttl")
+    __slots__ = ("_due", "_ends", "_held", "_lists", "_now", "_priority", "_size", "_stamps", "_ttl")
 
     def __init__(self, num_blocks: int) -> None:
         self._lists = BlockLists(num_blocks, MAX_PRIORITY + 1)
@@ -32,9 +34,9 @@ class Priority(EvictionPolicy):
         self._priority = np.full(num_blocks, DEFAULT_PRIORITY, np.uint8)
         self._ttl = np.zeros(num_blocks, np.int64)  # ms, 0: for good
         self._now = 0
-        self._stamp = 0
+        self._stamps = itertools.count(1)
         self._ends: dict[int, int] = {}  # blocks held whose priority ends -> the stamp of their entry in ...
-        self._due: list[tuple[int, int, int]] = []  # ... this heap of (ms, stamp, block), with entries that are over
+        self._due = Agenda()  # ... these (ms, stamp, block), with entries that are over
 
     def __len__(self) -> int:
         return self._size
@@ -99,11 +101,10 @@ class Priority(EvictionPolicy):
                 self.add(ended)
 
     def _end_later(self, block: int, until: int) -> None:
-        self._stamp += 1
-        self._ends[block] = self._stamp
-        heapq.heappush(self._due, (until, self._stamp, block))
+        stamp = self._ends[block] = next(self._stamps)
+        heapq.heappush(self._due, (until, stamp, block))
         if len(self._due) > 2 * len(self._ends) + _ENDED:
-            self._due = [entry for entry in self._due if self._ends.get(entry[2]) == entry[1]]
+            self._due = Agenda(entry for entry in self._due if self._ends.get(entry[2]) == entry[1])
             heapq.heapify(self._due)
 
     def _end_never(self, blocks: I64) -> None:

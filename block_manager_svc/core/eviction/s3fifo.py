@@ -20,53 +20,51 @@ probation and never anybody's content, since the policy says only what goes firs
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
 
+from block_manager_svc.core.eviction.fifo import Fifo
 from block_manager_svc.core.eviction.policy import EvictionPolicy
 from block_manager_svc.core.step import I64
 
 MOST = 3
 _SMALL, _MAIN, _NEW = 0, 1, 2
 
-Queue = OrderedDict[int, None]
-
 
 class S3FIFO(EvictionPolicy):
     """See EvictionPolicy."""
 
-    __slots__ = ("_ghosts", "_most_ghosts", "_place", "_queues", "_tokens", "_uses")
+    __slots__ = ("_ghosts", "_main", "_most_ghosts", "_place", "_small", "_tokens", "_uses")
 
     def __init__(self, num_blocks: int, tokens: Callable[[int], bytes]) -> None:
         """tokens: what an indexed block holds."""
         self._tokens = tokens
-        self._queues = Queue(), Queue()  # small and main
+        self._small: Fifo[int] = Fifo()
+        self._main: Fifo[int] = Fifo()
         self._place = bytearray([_NEW]) * num_blocks  # the queue of each, also while it is in use
         self._uses = bytearray(num_blocks)
-        # Keys are tokens, the oldest first; as many as the main queue has blocks when the whole pool is cached.
-        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
+        # Of tokens, the oldest first; as many as the main queue has blocks when the whole pool is cached.
+        self._ghosts: Fifo[bytes] = Fifo()
         self._most_ghosts = num_blocks * 9 // 10
 
     def __len__(self) -> int:
-        small, main = self._queues
-        return len(small) + len(main)
+        return len(self._small) + len(self._main)
 
     def add(self, blocks: I64) -> None:
         for block in blocks.tolist():
             if self._place[block] == _NEW:
                 self._place[block] = self._first_place(self._tokens(block))
-            self._queues[self._place[block]][block] = None
+            self._queue(block).append(block)
 
     def remove(self, blocks: I64) -> None:
         for block in blocks.tolist():
-            del self._queues[self._place[block]][block]
+            self._queue(block).remove(block)
             self._uses[block] = min(self._uses[block] + 1, MOST)
 
     def evict(self, count: int) -> I64:
         assert count <= len(self)
-        victims = _give(count, self._queues, self._place, self._uses)
+        victims = _give(count, self._small, self._main, self._place, self._uses)
         for block in victims:
             if self._place[block] == _SMALL:
                 self._remember(self._tokens(block))
@@ -80,40 +78,42 @@ class S3FIFO(EvictionPolicy):
             self._uses[block] = 0
 
     def order(self) -> I64:
-        small, main = self._queues
-        victims = _give(len(self), (small.copy(), main.copy()), self._place[:], self._uses[:])
+        victims = _give(len(self), self._small.copy(), self._main.copy(), self._place[:], self._uses[:])
         return np.array(victims, np.int64)
+
+    def _queue(self, block: int) -> Fifo[int]:
+        return self._main if self._place[block] == _MAIN else self._small
 
     def _first_place(self, tokens: bytes) -> int:
         """Where a block begins. A ghost is gone once its content is back."""
         if tokens not in self._ghosts:
             return _SMALL
-        del self._ghosts[tokens]
+        self._ghosts.remove(tokens)
         return _MAIN
 
     def _remember(self, tokens: bytes) -> None:
-        self._ghosts[tokens] = None
-        self._ghosts.move_to_end(tokens)
+        if tokens in self._ghosts:
+            self._ghosts.remove(tokens)
+        self._ghosts.append(tokens)
         if len(self._ghosts) > self._most_ghosts:
-            self._ghosts.popitem(last=False)
+            self._ghosts.popleft()
 
 
-def _give(count: int, queues: tuple[Queue, Queue], place: bytearray, uses: bytearray) -> list[int]:
+def _give(count: int, small: Fifo[int], main: Fifo[int], place: bytearray, uses: bytearray) -> list[int]:
     """Takes out the `count` blocks that go first; moves the others that come to the front on the way.
 
     Each move uses up something that a find has brought, so moves are no more than finds.
     """
-    small, main = queues
     victims: list[int] = []
     while len(victims) < count:
         if len(small) * 10 >= len(small) + len(main):
-            block, _ = small.popitem(last=False)
+            block = small.popleft()
             stays, left = uses[block] > 1, 0
         else:
-            block, _ = main.popitem(last=False)
+            block = main.popleft()
             stays, left = uses[block] > 0, uses[block] - 1
         if stays:
-            main[block] = None
+            main.append(block)
             place[block], uses[block] = _MAIN, left
         else:
             victims.append(block)
