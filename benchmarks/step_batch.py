@@ -84,7 +84,7 @@ def _batch(ids: list[int], committed: int | None) -> bytes:
     if committed is not None:
         batch.commit(ids, [committed] * len(ids))
     batch.append(ids, [7] * len(ids))
-    return bytes(step_batch_request(batch, "", wait=True).SerializeToString())
+    return bytes(step_batch_request(batch, "", atomic=False, wait=True).SerializeToString())
 
 
 def _measure(address: str, name: str, with_commit: bool) -> Row:

@@ -239,10 +239,11 @@ class Manager:
 
     # --- batches of engines -------------------------------------------------------------------------------------------
 
-    def execute(self, commands: Sequence[Command | Refused]) -> tuple[Executed, int]:
+    def execute(self, commands: Sequence[Command | Refused], *, atomic: bool) -> tuple[Executed, int]:
         """Executes an engine's batch, see core.batch; and the step that carries its block ops, 0 if there are none.
 
-        Raises EXECUTOR_UNAVAILABLE, DRAINING, WINDOW_FULL; and BATCH_FAILED, after which the pool begins anew.
+        Raises EXECUTOR_UNAVAILABLE, DRAINING, WINDOW_FULL; if atomic, what one of the commands is refused with; and
+        BATCH_FAILED, after which the pool begins anew.
         """
         loop, link = self._ready(), self._link
         assert link is not None
@@ -250,7 +251,9 @@ class Manager:
         table = loop.table
         before = table.available()
         try:
-            executed = execute(table, commands, owner=ENGINES)
+            executed = execute(table, commands, owner=ENGINES, atomic=atomic)
+        except Refused:
+            raise
         except Exception as fault:
             log.error("a batch was executed halfway", exc_info=fault)
             why = Aborted("BATCH_FAILED", "a fault of the service, its log says why: every sequence is gone")

@@ -63,7 +63,8 @@ class StepBatch:
         return reply
 
     def _execute(self, request: pb.StepBatchRequest, now: int) -> pb.StepBatchResponse:
-        executed, step_id = self._manager.execute([_command(item, now) for item in request.items])
+        commands = [_command(item, now) for item in request.items]
+        executed, step_id = self._manager.execute(commands, atomic=request.atomic)
         return self._reply(executed, step_id)
 
     def _reply(self, executed: Executed, step_id: int) -> pb.StepBatchResponse:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.processes import Stack
 
-from pagedkv import Batch, Client, NotFound, SequenceState
+from pagedkv import Batch, Client, InvalidArgument, NotFound, SequenceState
 from pagedkv.v1 import executor_pb2, executor_pb2_grpc
 
 BLOCK_SIZE = 4
@@ -152,6 +152,19 @@ def test_a_batch_that_is_sent_again_is_executed_once(client: Client) -> None:
     with pytest.raises(NotFound) as caught:
         _ = client.step_batch(end)[ended]
     assert caught.value.reason == "SEQUENCE_NOT_FOUND"
+
+
+def test_an_atomic_batch_that_fails_leaves_no_trace(client: Client) -> None:
+    before = client.pool().device
+    batch = Batch()
+    made = batch.create([[1] * 9], lookahead=20)
+    batch.commit(made, [9])
+    batch.append(batch.fork(made), [2])
+    batch.truncate(made, [10])
+    with pytest.raises(InvalidArgument) as caught:
+        client.step_batch(batch, atomic=True)
+    assert (caught.value.reason, caught.value.numbers["failed_item"]) == ("LENGTH_OUT_OF_RANGE", 4)
+    assert client.pool().device == before
 
 
 def test_copies_go_on_while_calls_compute(running: Stack, client: Client) -> None:

@@ -346,6 +346,28 @@ async def test_a_result_with_tokens_for_a_step_of_copies_is_distrusted() -> None
         assert (await waiting).reason == "POOL_RESET"
 
 
+async def test_an_atomic_batch_is_all_or_nothing() -> None:
+    async with running_service() as service:
+        await step(service, *partial_block_with_two_holders())
+        before = await service.reads.GetPool(pb.GetPoolRequest())
+        items = create([5] * 20), append([1], [3]), free(2), commit(1, 99)
+        why = await refused(service, *items, atomic=True, request_id="a")
+        assert (why.code, why.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UPTO_NOT_WRITABLE")
+        assert why.numbers == {"sequence": "1", "upto": "99", "limit": "3", "failed_item": "3"}
+        after = await service.reads.GetPool(pb.GetPoolRequest())
+        assert (after.device, after.sharing) == (before.device, before.sharing)
+        assert service.executor.plans == []
+        await audit(service)
+
+        assert (await refused(service, create([1]), pb.BatchItem(), atomic=True)).numbers == {"failed_item": "1"}
+        reply = await step(service, *items[:3], atomic=True, request_id="a")
+        assert reasons(reply) == ["", "", ""]
+        assert of_u64(reply.results[0].sequences) == [3]
+        assert reply.step_id == 1
+        await audit(service)
+        await step(service, free(1, 3))
+
+
 # --- sent again -------------------------------------------------------------------------------------------------------
 
 

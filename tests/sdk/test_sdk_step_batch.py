@@ -61,9 +61,10 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
     batch.append(7, 1, reservation=4)
     batch.release([3, 4])
     assert len(batch) == 14
-    client.step_batch(batch, request_id="id", wait=False)
+    client.step_batch(batch, request_id="id", atomic=True, wait=False)
     assert sent(service) == bm.StepBatchRequest(
         request_id="id",
+        atomic=True,
         no_wait=True,
         items=[
             bm.BatchItem(

@@ -208,11 +208,17 @@ class AsyncClient:
         return _convert.cache_reset(await self._unary(self._block_manager.ResetCache, request, timeout))
 
     async def step_batch(
-        self, batch: Batch, *, request_id: str = "", wait: bool = True, timeout: float | None = None
+        self,
+        batch: Batch,
+        *,
+        request_id: str = "",
+        atomic: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
     ) -> BatchReply:
         """Executes the items of a batch in order; see `Client.step_batch`."""
         self._connect()
-        request = _convert.step_batch_request(batch, request_id, wait)
+        request = _convert.step_batch_request(batch, request_id, atomic, wait)
         return _convert.batch_reply(await self._unary(self._block_manager.StepBatch, request, timeout))
 
     async def healthy(self, *, timeout: float | None = None) -> bool:

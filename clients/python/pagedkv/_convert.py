@@ -328,10 +328,11 @@ _COMMANDS: dict[str, Callable[..., object]] = {
 }
 
 
-def step_batch_request(batch: Batch, request_id: str, wait: bool) -> block_manager_pb2.StepBatchRequest:
+def step_batch_request(batch: Batch, request_id: str, atomic: bool, wait: bool) -> block_manager_pb2.StepBatchRequest:
     try:
         return block_manager_pb2.StepBatchRequest(
             request_id=request_id,
+            atomic=atomic,
             no_wait=not wait,
             items=[
                 block_manager_pb2.BatchItem(**{command: _COMMANDS[command](**fields)})  # type: ignore[arg-type]

@@ -198,20 +198,27 @@ class Client:
         return _convert.cache_reset(self._unary(self._block_manager.ResetCache, request, timeout))
 
     def step_batch(
-        self, batch: Batch, *, request_id: str = "", wait: bool = True, timeout: float | None = None
+        self,
+        batch: Batch,
+        *,
+        request_id: str = "",
+        atomic: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
     ) -> BatchReply:
         """Executes the items of a batch in order: for engines that bring their own model.
 
         An item that fails has its error in the reply, and the others are executed all the same.
         request_id: makes it safe to send the same batch again when no reply came: it is not executed twice. A new one
                     for each batch; kept for ten minutes.
-        wait:       return only when the copies that the batch needs are made.
+        atomic:     all items or none: the first error is raised, with the item's number as numbers["failed_item"].
+        wait:       return only when the copies and swaps of the batch are made.
 
         Raises ResourceExhausted WINDOW_FULL, Unavailable EXECUTOR_UNAVAILABLE: nothing was executed, try again.
         DeadlineExceeded: the batch may have been executed; send it again, if it has a request id.
         Aborted POOL_RESET: every sequence is gone.
         """
-        request = _convert.step_batch_request(batch, request_id, wait)
+        request = _convert.step_batch_request(batch, request_id, atomic, wait)
         return _convert.batch_reply(self._unary(self._block_manager.StepBatch, request, timeout))
 
     def healthy(self, *, timeout: float | None = None) -> bool:

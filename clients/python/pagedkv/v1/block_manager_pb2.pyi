@@ -190,14 +190,16 @@ class AuditResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepBatchRequest(_message.Message):
-    __slots__ = ("request_id", "no_wait", "items")
+    __slots__ = ("request_id", "atomic", "no_wait", "items")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATOMIC_FIELD_NUMBER: _ClassVar[int]
     NO_WAIT_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
+    atomic: bool
     no_wait: bool
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
-    def __init__(self, request_id: _Optional[str] = ..., no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., atomic: _Optional[bool] = ..., no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "swap", "pin", "unpin", "reserve", "release")

@@ -151,7 +151,7 @@ class BlockManagerServiceServicer:
         list of items. The only call that does; docs/engines.md is its guide.
 
         * Items run in order, each all or nothing. A failing item changes nothing,
-        says so in its own result, and the rest goes on: the call is OK.
+        says so in its own result, and the rest goes on: the call is OK (unless it is `atomic`).
         * An item is itself a batch over columns: 256 appends are one item. Columns are
         raw little-endian, as named beside each field; columns of one item have equal length.
         * Where an item takes ids, a reference may stand for one that an earlier item of
@@ -164,7 +164,7 @@ class BlockManagerServiceServicer:
         Blocks of a sequence move within calls that name it, never behind its back.
         * Freeing or truncating says: nothing is in flight that touches these blocks.
 
-        Of an item, as its result's error; nothing of it has happened:
+        Of an item, as its result's error, or of an atomic call; nothing of it has happened:
 
         | Error               | Code                | Recovery                                               |
         |---------------------|---------------------|--------------------------------------------------------|
