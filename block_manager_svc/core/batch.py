@@ -62,7 +62,7 @@ class Done:
 
 @dataclass(slots=True)
 class Executed:
-    """results: one for each command. touched: i64, the sequences that were made or named and are alive, ascending."""
+    """results: one for each command. touched: i64, the sequences that were made or named and are alive, each once."""
 
     results: list[Done | Refused]
     ops: BlockOps
@@ -264,10 +264,10 @@ class _Batch:
     def touched(self) -> I64:
         if not self._named:
             return _NONE
-        ids = np.sort(np.concatenate(self._named)) if len(self._named) > 1 else np.sort(self._named[0])
-        twice = ids[1:] == ids[:-1]
-        if b"\1" in twice.tobytes():
-            ids = np.concatenate((ids[:1], ids[1:][~twice]))
+        ids, *others = self._named
+        key = ids.tobytes()
+        if any(each.tobytes() != key for each in others):  # else a step that names the same in all its items
+            ids = np.unique(np.concatenate(self._named))
         return ids[self._table.alive(ids)] if self._freed else ids
 
 

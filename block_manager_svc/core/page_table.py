@@ -289,7 +289,8 @@ class PageTable(Promises):
         extended = carry_out(plan, s, self._pool)
         self._pool.note_peaks()
         self.revision += 1
-        s.changed[rows[extended.delta_sequence]] = self.revision
+        if extended.delta_sequence.size:
+            s.changed[rows[extended.delta_sequence]] = self.revision
         if back.size:
             s.changed[rows[shrinks]] = self.revision
         return Grown(extended, indptr, slots(s, size, rows, first, upto))

@@ -89,7 +89,7 @@ def _check_size(request: pb.StepBatchRequest) -> None:
             asked=asked,
             limit=MAX_ITEMS,
         )
-    if (size := len(request.request_id.encode())) > MAX_ID_BYTES:
+    if request.request_id and (size := len(request.request_id.encode())) > MAX_ID_BYTES:
         raise InvalidArgument(
             "REQUEST_ID_TOO_LONG",
             f"a request id of {size} bytes, the limit is {MAX_ID_BYTES}",
@@ -247,20 +247,21 @@ def _as_u32(column: I64 | I32) -> bytes:
 def _result(result: Done | Refused) -> pb.BatchResult:
     if isinstance(result, Refused):
         return pb.BatchResult(error=_error(result))
-    ops = result.ops
-    copies = ops.kind == OpKind.COPY
-    return pb.BatchResult(
+    message = pb.BatchResult(
         sequences=_as_u64(result.sequences),
         cached=_as_u32(result.cached),
         slot_indptr=_as_u32(result.slot_indptr),
         slots=_as_u64(result.slots),
-        copy_src=_as_u32(ops.src[copies]),
-        copy_dst=_as_u32(ops.dst[copies]),
-        swapped_blocks=ops.kind.size - int(np.count_nonzero(copies)),
         pin=result.pin,
         pinned_tokens=result.pinned,
         reservation=result.reservation,
     )
+    ops = result.ops
+    if ops.kind.size:
+        copies = ops.kind == OpKind.COPY
+        message.copy_src, message.copy_dst = _as_u32(ops.src[copies]), _as_u32(ops.dst[copies])
+        message.swapped_blocks = int(np.count_nonzero(~copies))
+    return message
 
 
 def _error(refused: Refused) -> pb.BatchError:

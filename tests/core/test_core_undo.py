@@ -17,7 +17,20 @@ from block_manager_svc.core.undo import Agenda, Recording
 class Part:
     """One of each; `items` are those of `column`, as in a list of blocks."""
 
-    __slots__ = ("agenda", "bits", "column", "fifo", "ids", "items", "lists", "names", "number", "numbers", "pair")
+    __slots__ = (
+        "agenda",
+        "bits",
+        "column",
+        "fifo",
+        "ids",
+        "items",
+        "lists",
+        "names",
+        "number",
+        "numbers",
+        "pair",
+        "same_fifo",
+    )
 
     def __init__(self) -> None:
         self.column = np.arange(8)
@@ -29,6 +42,7 @@ class Part:
         self.pair = ({7}.pop(), "seven")
         self.fifo: Fifo[str] = Fifo()
         self.fifo.append("first")
+        self.same_fifo = self.fifo
         self.agenda = Agenda([(1, 1)])
         self.ids = itertools.count(5)
         self.number = 1
@@ -104,7 +118,7 @@ WRITES: list[Callable[[Part], object]] = [
     lambda part: part.lists.setdefault(5, []).append(3),
     lambda part: part.lists.update({6: part.lists.pop(4)}),
     lambda part: part.fifo.append("second"),
-    lambda part: part.fifo.popleft(),
+    lambda part: part.same_fifo.popleft(),
     lambda part: setattr(part, "number", 2),
     lambda part: setattr(part, "numbers", [0]),
 ]
@@ -178,6 +192,7 @@ def test_reading_while_recording_gives_plain_values() -> None:
     with Recording(part):
         assert type(part.column[np.array([1, 2])]) is np.ndarray
         assert type(part.column + 1) is np.ndarray
+        assert np.add(part.column, 1, out=np.empty(8, np.int64)).tolist() == list(range(1, 9))
         assert (part.column[2], part.items[2], part.bits[0], part.numbers[0], len(part.bits)) == (2, 2, 1, 3, 4)
         assert (list(part.numbers), list(part.names), part.names.get("z"), "a" in part.names) == (
             [3, 1, 2],
