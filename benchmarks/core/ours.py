@@ -57,7 +57,6 @@ class Decode:
         self.ids = filled(self.table, self.begin.tolist())
         if not prefix_cache:
             self.table.reset_cache()
-        self.ones, self.none = np.ones(sequences, np.int64), np.zeros(sequences, np.int64)
 
     def rewind(self) -> None:
         """Back to where the laps begin, with other tokens to come; the blocks that the last lap took are given back."""
@@ -74,7 +73,7 @@ class Decode:
 
     def grow(self, step: int) -> None:
         """As an engine that calls StepBatch does."""
-        self.table.grow(self.ids, self.ones, self.next[step], self.none)
+        self.table.grow(self.ids, None, self.next[step], None)
         self.known += 1
         self.table.commit(self.ids, self.known)
 
