@@ -306,6 +306,7 @@ class Manager:
             return
         began = time.perf_counter_ns()
         try:
+            self._advance()
             plan = self._loop.plan()
         except Exception as fault:
             log.error("a step could not be planned", exc_info=fault)

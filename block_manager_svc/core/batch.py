@@ -178,6 +178,7 @@ class _Batch:
             command.lookahead,
             command.namespace,
             owner=self._owner,
+            retention=command.retention,
             reservation=self._reservation(command.reservation),
             most=self._slots,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.step import I32, I64
 
 _POSITION_BITS = 32
@@ -37,6 +38,7 @@ class Create:
     lookahead: I64
     namespace: bytes
     reservation: int = 0
+    retention: Retention | None = None
 
 
 @dataclass(frozen=True, slots=True)

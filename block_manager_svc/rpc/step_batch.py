@@ -12,6 +12,7 @@ import numpy as np
 from block_manager_svc.core import commands
 from block_manager_svc.core.batch import Done, Executed
 from block_manager_svc.core.errors import InvalidArgument, Refused
+from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.step import I32, I64, OpKind
 from block_manager_svc.manager import Manager
 from block_manager_svc.replies import KeptReply, Replies
@@ -156,6 +157,7 @@ def _create(m: pb.CreateCommand, now: int) -> commands.Create:
         _u32(m.lookahead, "lookahead") if m.lookahead else np.zeros(counts.size, np.int64),
         _namespace(m.adapter),
         _id(m.reservation),
+        Retention(m.priority, m.priority_ttl_ms or None) if m.HasField("priority") else None,
     )
 
 

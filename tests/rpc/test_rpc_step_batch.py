@@ -182,6 +182,10 @@ async def test_bad_input_has_its_reason_and_the_books_balance() -> None:
             (pb.BatchItem(append=pb.AppendCommand(sequences=u64(1), counts=u32(1, 1))), "UNEQUAL_COLUMNS"),
             (create([]), "NO_TOKENS"),
             (create(), ""),
+            (
+                pb.BatchItem(create=pb.CreateCommand(counts=u32(1), tokens=i32(1), priority=101)),
+                "PRIORITY_OUT_OF_RANGE",
+            ),
             (commit(1, 1), "UPTO_BELOW_COMPUTED"),
             (commit(1, 4), "UPTO_NOT_WRITABLE"),
             (truncate(1, 0), "LENGTH_OUT_OF_RANGE"),
@@ -226,6 +230,26 @@ async def test_a_call_s_sequences_are_not_an_engine_s() -> None:
             assert reasons(await step(service, item)) == ["SEQUENCE_NOT_FOUND"]
         await audit(service)
         call.cancel()
+
+
+async def test_what_matters_more_is_evicted_later_until_its_time_is_over() -> None:
+    async with running_service(num_blocks=4, limits=Limits(eviction="priority")) as service:
+
+        async def cache(token: int, **retention: int) -> None:
+            made = pb.CreateCommand(counts=u32(16), tokens=i32(*[token] * 16), **retention)
+            await step(service, pb.BatchItem(create=made), commit(ref(0), 16), free(ref(0)))
+
+        async def cached(token: int) -> int:
+            reply = await step(service, create([token] * 17), free(ref(0)))
+            return of_u32(reply.results[0].cached)[0]
+
+        await cache(1, priority=90)
+        await cache(2, priority=90, priority_ttl_ms=1)
+        await cache(3)
+        released = service.manager.now()
+        await until(lambda: service.manager.now() > released + 1, "the second has the third's priority")
+        await step(service, create([4] * 17), free(ref(0)))  # takes two blocks
+        assert [await cached(token) for token in (1, 2, 3)] == [16, 0, 0]
 
 
 async def test_a_pinned_prefix_survives_until_its_time_is_over() -> None:

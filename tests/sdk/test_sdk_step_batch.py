@@ -57,7 +57,7 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
     batch.unpin(3)
     batch.swap([7], [8, 9])
     held = batch.reserve(5, ttl=2)
-    batch.create([[1]], reservation=held[0])
+    batch.create([[1]], reservation=held[0], priority=0, priority_ttl=0.5)
     batch.append(7, 1, reservation=4)
     batch.release([3, 4])
     assert len(batch) == 14
@@ -82,7 +82,11 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
             bm.BatchItem(unpin=bm.UnpinCommand(pins=u64(3))),
             bm.BatchItem(swap=bm.SwapCommand(out=u64(7), back=u64(8, 9))),
             bm.BatchItem(reserve=bm.ReserveCommand(blocks=5, ttl_ms=2000)),
-            bm.BatchItem(create=bm.CreateCommand(counts=u32(1), tokens=i32(1), reservation=1 << 63 | 10 << 32)),
+            bm.BatchItem(
+                create=bm.CreateCommand(
+                    counts=u32(1), tokens=i32(1), reservation=1 << 63 | 10 << 32, priority=0, priority_ttl_ms=500
+                )
+            ),
             bm.BatchItem(append=bm.AppendCommand(sequences=u64(7), tokens=i32(1), reservation=4)),
             bm.BatchItem(release=bm.ReleaseCommand(reservations=u64(3, 4))),
         ],
@@ -151,6 +155,7 @@ def test_what_no_column_can_hold_is_refused_where_it_is_given() -> None:
         lambda batch: batch.fork(1, -1),
         lambda batch: batch.pin([1], ttl=-1),
         lambda batch: batch.reserve(-1, ttl=1),
+        lambda batch: batch.create([[1]], priority=-1),
     ):
         with pytest.raises(InvalidArgument) as caught:
             build(Batch())

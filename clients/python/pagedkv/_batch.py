@@ -76,14 +76,22 @@ class Batch:
         lookahead: int | Iterable[int] = 0,
         adapter: str = "",
         reservation: int = 0,
+        priority: int | None = None,
+        priority_ttl: float | None = None,
     ) -> Item:
         """New sequences with blocks for their prompts, and `lookahead` slots behind (one number, or one for each).
 
         Result: sequences, cached (tokens of each that need not be computed), and the slots of the others.
         adapter:     version of model and adapter; a prompt finds only what was committed under the same.
         reservation: to take the blocks from, as far as it goes.
+        priority:    of their blocks, if the pool evicts by priority: 0 to 100, the higher the later they go; it counts
+                     for `priority_ttl` seconds after nothing references them (default: for good).
         """
         columns = [_column(prompt, "i", "prompts") for prompt in prompts]
+        retention: dict[str, int] = {}
+        if priority is not None:
+            _check_u32("priority", priority)
+            retention = {"priority": priority, "priority_ttl_ms": _ttl_ms(priority_ttl) if priority_ttl else 0}
         counts = [len(column) // 4 for column in columns]
         return self._add(
             "create",
@@ -93,6 +101,7 @@ class Batch:
             lookahead=_lookahead(lookahead, len(counts)),
             adapter=adapter,
             reservation=reservation,
+            **retention,
         )
 
     def append(
@@ -158,8 +167,7 @@ class Batch:
 
         item[0] stands for it, in the same batch.
         """
-        if not 0 <= blocks < 1 << 32:
-            raise InvalidArgument("VALUE_OUT_OF_RANGE", f"{blocks} blocks", numbers={"field": "blocks"})
+        _check_u32("blocks", blocks)
         return self._add("reserve", 1, blocks=blocks, ttl_ms=_ttl_ms(ttl))
 
     def release(self, reservations: int | Iterable[int]) -> Item:
@@ -271,6 +279,11 @@ def _raw(values: Iterable[int], width: int) -> bytes | None:
         return None
     fits = view.ndim == 1 and view.itemsize == width and view.format in _INTEGER_FORMATS
     return view.tobytes() if fits else None
+
+
+def _check_u32(name: str, value: int) -> None:
+    if not 0 <= value < 1 << 32:
+        raise InvalidArgument("VALUE_OUT_OF_RANGE", f"{name} cannot be {value}", numbers={"field": name})
 
 
 def _ttl_ms(ttl: float) -> int:

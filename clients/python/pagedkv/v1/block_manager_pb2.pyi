@@ -228,18 +228,22 @@ class BatchItem(_message.Message):
     def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., swap: _Optional[_Union[SwapCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ..., reserve: _Optional[_Union[ReserveCommand, _Mapping]] = ..., release: _Optional[_Union[ReleaseCommand, _Mapping]] = ...) -> None: ...
 
 class CreateCommand(_message.Message):
-    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation")
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation", "priority", "priority_ttl_ms")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     tokens: bytes
     lookahead: bytes
     adapter: str
     reservation: int
-    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ...) -> None: ...
+    priority: int
+    priority_ttl_ms: int
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ttl_ms: _Optional[int] = ...) -> None: ...
 
 class AppendCommand(_message.Message):
     __slots__ = ("sequences", "counts", "tokens", "lookahead", "reservation")

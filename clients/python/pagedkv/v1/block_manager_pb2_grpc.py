@@ -180,6 +180,7 @@ class BlockManagerServiceServicer:
         | DUPLICATE_SEQUENCE  | INVALID_ARGUMENT    | name a sequence once in an item                        |
         | TOO_MANY_SLOTS      | INVALID_ARGUMENT    | the reply would be too large: ask in parts             |
         | TOO_MANY_CHILDREN   | INVALID_ARGUMENT    | fork in parts                                          |
+        | PRIORITY_OUT_OF_RANGE | INVALID_ARGUMENT  | priorities lie in [0, 100]                             |
         | UNTIL_PASSED        | INVALID_ARGUMENT    | ttl_ms is at least 1                                   |
         | SEQUENCE_NOT_FOUND  | NOT_FOUND           | it has ended, or is not this caller's, or never was    |
         | PREFIX_NOT_CACHED   | NOT_FOUND           | compute and commit it first                            |
