@@ -41,6 +41,14 @@ class Settings(BaseSettings):
     listen: Annotated[str, AfterValidator(_address)] = Field(
         "127.0.0.1:50061", description="host:port to listen on; loopback unless told otherwise"
     )
+    tokens_file: Path | None = Field(
+        None, description="file of token hashes, their tenants and roles; without one everybody may do everything"
+    )
+    tls_cert: Path | None = Field(None, description="PEM file of the certificate to serve TLS with")
+    tls_key: Path | None = Field(None, description="PEM file of its key")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of authorities; callers must show a certificate that one of them signed"
+    )
     token_budget: int = Field(2048, ge=1, description="tokens computed in one step at most")
     max_running: int = Field(256, ge=1, description="samples computed at once at most")
     max_queue: int = Field(1024, ge=1, description="calls that may wait; more are refused with QUEUE_FULL")
@@ -84,6 +92,10 @@ def load(flags: Mapping[str, Any], config: Path | None) -> Settings:
         settings = WithFile(**flags)
     except ValidationError as error:
         raise BadSettings([_line(problem, flags, config) for problem in error.errors()]) from error
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise BadSettings(["tls_cert and tls_key belong together: give both, or none"])
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
+        raise BadSettings(["tls_client_ca is for a service with TLS: give tls_cert and tls_key too"])
     if settings.silence_limit < 2 * settings.heartbeat_interval:
         raise BadSettings(
             [

@@ -32,6 +32,7 @@ from block_manager_svc.core.errors import (
 from block_manager_svc.core.eviction import EvictionName
 from block_manager_svc.core.step import I32, StepOutputs, StepPlan
 from block_manager_svc.engine_steps import EngineSteps
+from block_manager_svc.identity import Tenant
 from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
 from block_manager_svc.scheduling.request import Sampling, SequenceState, TokenRow
@@ -41,7 +42,6 @@ log = structlog.get_logger(__name__)
 
 # A step that was lost this often in a row without a result is not tried again: its calls end.
 MAX_FRUITLESS = 5
-ENGINES = 1  # owner of the sequences that engines bring; the step loop's have 0
 RETRY_SOON = 1.0  # seconds; how long a restart of the other side usually takes
 
 
@@ -174,12 +174,13 @@ class Manager:
         sampling: Sampling,
         on_rows: Callable[[list[TokenRow]], None],
         on_failed: Callable[[Refused], None],
+        tenant: Tenant,
     ) -> int:
         """Queues a call and gives its id. `on_rows` gets each step's tokens, `on_failed` ends the call instead.
 
         The call is known until cancel(). Raises Refused as StepLoop.submit, or EXECUTOR_UNAVAILABLE, DRAINING.
         """
-        call = self._ready().submit(prompt, sampling)
+        call = self._ready().submit(prompt, sampling, owner=tenant.calls, realm=tenant.realm)
         self._callers[call] = _Caller(on_rows, on_failed)
         self._idle.clear()
         self._wake()
@@ -239,8 +240,8 @@ class Manager:
 
     # --- batches of engines -------------------------------------------------------------------------------------------
 
-    def execute(self, commands: Sequence[Command | Refused], *, atomic: bool) -> tuple[Executed, int]:
-        """Executes an engine's batch, see core.batch; and the step that carries its block ops, 0 if there are none.
+    def execute(self, commands: Sequence[Command | Refused], *, tenant: Tenant, atomic: bool) -> tuple[Executed, int]:
+        """Executes a batch of the tenant's engine, see core.batch; and the step that carries its ops, 0 if it has none.
 
         Raises EXECUTOR_UNAVAILABLE, DRAINING, WINDOW_FULL; if atomic, what one of the commands is refused with; and
         BATCH_FAILED, after which the pool begins anew.
@@ -251,7 +252,7 @@ class Manager:
         table = loop.table
         before = table.available()
         try:
-            executed = execute(table, commands, owner=ENGINES, atomic=atomic)
+            executed = execute(table, commands, owner=tenant.engines, atomic=atomic)
         except Refused:
             raise
         except Exception as fault:

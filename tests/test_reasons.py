@@ -40,6 +40,8 @@ TABLES = {
 # Where what a module raises can end: in one of these tables.
 SERVED_BY = {
     "block_manager_svc/rpc/boundary.py": {"GenerationService", "BlockManagerService", "Attach"},
+    "block_manager_svc/identity.py": {"GenerationService", "BlockManagerService", "Attach"},
+    "block_manager_svc/rpc/authentication.py": {"GenerationService", "BlockManagerService", "Attach"},
     "block_manager_svc/rpc/errors.py": {"GenerationService", "BlockManagerService", "Attach"},
     "block_manager_svc/rpc/generation.py": {"Generate"},
     "block_manager_svc/rpc/reply.py": {"Generate"},

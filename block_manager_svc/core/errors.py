@@ -11,6 +11,8 @@
     │   └── OutOfBlocks
     ├── Aborted                  ended by the other side's doing
     ├── DeadlineExceeded         the other side took too long
+    ├── Unauthenticated          who calls is not known
+    ├── PermissionDenied         who calls is known, and may not
     └── Unavailable              nobody is there to do it now
         ├── ExecutorUnavailable
         └── Draining
@@ -87,6 +89,14 @@ class Aborted(Refused):
 
 
 class DeadlineExceeded(Refused):
+    pass
+
+
+class Unauthenticated(Refused):
+    pass
+
+
+class PermissionDenied(Refused):
     pass
 
 

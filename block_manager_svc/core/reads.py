@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from block_manager_svc.core.admission import Admission, judge
 from block_manager_svc.core.arguments import Integers, column, integers, token_ids
 from block_manager_svc.core.chain import find, find_own
-from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
+from block_manager_svc.core.errors import InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.results import BlockStates, Counters, Match, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
@@ -122,6 +122,11 @@ class Reads:
         rows = s.alive()
         return s.id[rows if owner is None else rows[s.owner[rows] == owner]]
 
+    def owners(self, sequences: Integers) -> I64:
+        """Whose each is."""
+        s = self._sequences
+        return s.owner[s.rows(integers(sequences, "sequences"))]
+
     def alive(self, sequences: Integers) -> NDArray[np.bool_]:
         """Whether each of these ids, given out by this page table, is alive."""
         return self._sequences.holds(integers(sequences, "sequences"))
@@ -135,9 +140,19 @@ class Reads:
         """SequenceNotFound for the first that is not alive, or not `owner`'s: others' are none of its business."""
         s = self._sequences
         ids = integers(sequences, "sequences")
-        others = s.owner[s.rows(ids)] != owner
+        try:
+            others = s.owner[s.rows(ids)] != owner
+        except Refused:
+            # Before all else that may be wrong: nothing tells another's sequence from one that never was.
+            others = ~self.owned(ids, owner)
+            if not others.any():
+                raise
         if b"\1" in others.tobytes():
-            raise SequenceNotFound(int(ids[others.nonzero()[0][0]]))
+            raise SequenceNotFound(int(ids[others.nonzero()[0][0]])) from None
+
+    def owned(self, sequences: Integers, owner: int) -> NDArray[np.bool_]:
+        """Whether each of these numbers is a sequence that is alive, and `owner`'s."""
+        return self._sequences.owned(integers(sequences, "sequences"), owner)
 
     def states(self) -> BlockStates:
         return self._pool.states()

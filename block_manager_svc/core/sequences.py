@@ -125,6 +125,12 @@ class Sequences:
         held: NDArray[np.bool_] = self.id[ids & self._mask] == ids
         return held
 
+    def owned(self, ids: I64, owner: int) -> NDArray[np.bool_]:
+        """Whether each of these numbers is an id that is alive, and `owner`'s."""
+        rows = ids & self._mask
+        owned: NDArray[np.bool_] = (self.id[rows] == ids) & (ids > 0) & (self.owner[rows] == owner)
+        return owned
+
     def alive(self) -> I64:
         """Rows in use, in order of creation."""
         rows = self.id.nonzero()[0]

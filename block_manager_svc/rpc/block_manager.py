@@ -10,7 +10,9 @@ import numpy as np
 
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, SequenceNotFound
+from block_manager_svc.core.step import I64
 from block_manager_svc.manager import Manager
+from block_manager_svc.rpc.authentication import caller
 from block_manager_svc.rpc.step_batch import StepBatch
 from block_manager_svc.scheduling.request import SequenceState
 from pagedkv.v1 import block_manager_pb2 as pb
@@ -59,7 +61,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         self, request: pb.ListSequencesRequest, context: _Context
     ) -> pb.ListSequencesResponse:
         table = self._table()
-        sequences = table.sequences()
+        sequences = _visible(table)
         csr = table.tables(sequences)
         # Shared entries before each entry, so that a table's are the difference of two (a table may be empty).
         shared = np.concatenate(([0], np.cumsum(csr.refcount > 1)))
@@ -88,7 +90,11 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
             )
         if asked and (largest := max(request.sequence)) > _LARGEST:
             raise SequenceNotFound(largest)
-        sequences = np.array(request.sequence, np.int64) if asked else table.sequences()[:MAX_SEQUENCES]
+        if asked:
+            sequences = np.array(request.sequence, np.int64)
+            _check_visible(table, sequences)
+        else:
+            sequences = _visible(table)[:MAX_SEQUENCES]
         csr = table.tables(sequences)
         return pb.GetBlockTablesResponse(
             header=self._header(table),
@@ -125,3 +131,18 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
 
     def _header(self, table: PageTable) -> pb.ReplyHeader:
         return pb.ReplyHeader(service_id=self._manager.service_id, epoch=self._manager.epoch, revision=table.revision)
+
+
+def _visible(table: PageTable) -> I64:
+    """Sequences that the caller may know of, in order of creation: an operator all, others their tenant's."""
+    sequences = table.sequences()
+    who = caller()
+    return sequences if who.is_operator else sequences[np.abs(table.owners(sequences)) == who.tenant.number]
+
+
+def _check_visible(table: PageTable, sequences: I64) -> None:
+    """SequenceNotFound for the first that is not alive, or another tenant's: nothing tells the two apart."""
+    who = caller()
+    visible = table.owned(sequences, who.tenant.calls) | table.owned(sequences, who.tenant.engines)
+    if not who.is_operator and not visible.all():
+        raise SequenceNotFound(int(sequences[~visible][0]))

@@ -12,6 +12,7 @@ import numpy as np
 from block_manager_svc.core.errors import ExecutorUnavailable, FailedPrecondition, InvalidArgument, ModelNotFound
 from block_manager_svc.core.step import I32
 from block_manager_svc.manager import Manager, ModelInfo
+from block_manager_svc.rpc.authentication import caller
 from block_manager_svc.rpc.offload import Offload
 from block_manager_svc.rpc.reply import Reply, reader_too_slow
 from block_manager_svc.rpc.sampling import read_sampling, token_out_of_range
@@ -48,7 +49,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             stop_sample=lambda sample: manager.stop_sample(call, sample),
             usage=lambda: self._usage(call, reply, sampling),
         )
-        call = manager.submit(prompt, sampling, reply.take, reply.fail)
+        call = manager.submit(prompt, sampling, reply.take, reply.fail, caller().tenant)
         try:
             while (message := await reply.next_message()) is not None:
                 await self._write(context, message)

@@ -13,11 +13,14 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from block_manager_svc.identity import BadTokensFile, Callers
 from block_manager_svc.manager import Manager
+from block_manager_svc.rpc.authentication import Authentication
 from block_manager_svc.rpc.block_manager import BlockManagerServicer
 from block_manager_svc.rpc.boundary import Boundary
 from block_manager_svc.rpc.generation import GenerationServicer
 from block_manager_svc.rpc.link import ExecutorLinkServicer
+from block_manager_svc.rpc.tls import Tls
 from pagedkv.v1 import (
     block_manager_pb2,
     block_manager_pb2_grpc,
@@ -58,15 +61,29 @@ class CannotListen(Exception):
 class Server:
     """All services over one manager. Make it in the event loop that it runs in.
 
+    callers: who may call; by default everybody, as tenant `default`.
+    tls: the certificate to serve under; None: plain.
+
     Health: "" and GenerationService serve while an executor is attached, the others while the process runs.
     """
 
-    def __init__(self, manager: Manager, listen: str, write_timeout: float) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        listen: str,
+        write_timeout: float,
+        callers: Callers | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         self._manager = manager
         self._listen = listen
+        self._callers = callers or Callers()
+        self._tls = tls
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # older stubs lack it
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = grpc.aio.server(interceptors=(Boundary(MAX_REQUEST_BYTES),), options=_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=(Boundary(MAX_REQUEST_BYTES), Authentication(self._callers)), options=_OPTIONS
+        )
         for add, servicer in (
             (generation_pb2_grpc.add_GenerationServiceServicer_to_server, GenerationServicer(manager, write_timeout)),
             (block_manager_pb2_grpc.add_BlockManagerServiceServicer_to_server, BlockManagerServicer(manager)),
@@ -82,11 +99,14 @@ class Server:
         host, _, wanted = self._listen.rpartition(":")
         await _try_bind(host.strip("[]"), int(wanted))
         try:
-            port = self._server.add_insecure_port(self._listen)
+            if self._tls is None:
+                port = self._server.add_insecure_port(self._listen)
+            else:
+                port = self._server.add_secure_port(self._listen, self._tls.credentials())
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self._listen}: {error}") from error
         if not _is_loopback(host.strip("[]")):
-            log.warning("listening beyond this machine: there is neither TLS nor a password", listen=self._listen)
+            self._warn()
         serving = health_pb2.HealthCheckResponse.SERVING
         await self._health.set(BLOCK_MANAGER, serving)
         await self._health.set(EXECUTOR_LINK, serving)
@@ -94,6 +114,23 @@ class Server:
         self._manager.on_serving_change.append(lambda serves: self._spawn(self._set_generation(serves)))
         await self._server.start()
         return f"{host}:{port}"
+
+    def _warn(self) -> None:
+        if self._tls is None:
+            log.warning(
+                "listening beyond this machine without TLS: calls can be read on their way", listen=self._listen
+            )
+        if not self._callers.ask_for_tokens and (self._tls is None or not self._tls.verifies_clients):
+            log.warning("listening beyond this machine without tokens: anybody may call", listen=self._listen)
+
+    def reload_tokens(self) -> None:
+        """Reads the tokens file again. One that is wrong changes nothing, and is in the log."""
+        try:
+            self._callers.reload()
+        except BadTokensFile as error:
+            log.error("the tokens stay as they were", why=str(error))
+        else:
+            log.info("tokens read", tokens=len(self._callers))
 
     async def drain(self, grace: float) -> None:
         """NOT_SERVING, no new calls, `grace` seconds for those that run; then stops."""
@@ -132,11 +169,15 @@ async def _try_bind(host: str, port: int) -> None:
 
 
 async def run_until_signal(server: Server, drain_grace: float) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal ends at once. Gives the exit code."""
+    """Serves until SIGTERM or SIGINT, then drains; a second one ends at once. Gives the exit code.
+
+    SIGHUP: the tokens file is read again.
+    """
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, server.reload_tokens)
     address = await server.start()
     log.info("listening", address=address)
 

@@ -16,6 +16,7 @@ from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.step import I32, I64, OpKind
 from block_manager_svc.manager import Manager
 from block_manager_svc.replies import KeptReply, Replies
+from block_manager_svc.rpc.authentication import caller
 from block_manager_svc.rpc.errors import numbers_of, retry_delay, status_of
 from pagedkv.v1 import block_manager_pb2 as pb
 
@@ -31,8 +32,8 @@ class StepBatch:
 
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._replies = Replies()
-        self._epoch = 0  # that the kept replies are of
+        self._replies: dict[int, Replies] = {}  # by tenant: no tenant meets, or pushes out, another's
+        self._epoch = 0  # that they are of
 
     async def __call__(self, request: pb.StepBatchRequest, context: _Context) -> pb.StepBatchResponse:
         """Executes the batch before anything is awaited; so a caller that goes away cannot leave it halfway."""
@@ -46,7 +47,7 @@ class StepBatch:
         else:
             reply = self._execute(request, now)
             kept = KeptReply(digest, now, reply.SerializeToString())
-            self._replies.keep(request.request_id, kept)
+            self._kept().keep(request.request_id, kept)
         if reply.step_id and not request.no_wait:
             await manager.wait_completed(reply.step_id, _patience(context))
         return reply
@@ -56,16 +57,19 @@ class StepBatch:
         if self._epoch != self._manager.epoch:
             self._replies.clear()
             self._epoch = self._manager.epoch
-        kept = self._replies.find(request.request_id, digest, now)
+        kept = self._kept().find(request.request_id, digest, now)
         if kept is None:
             return None
         reply = pb.StepBatchResponse.FromString(kept.reply)
         reply.replayed = True
         return reply
 
+    def _kept(self) -> Replies:
+        return self._replies.setdefault(caller().tenant.number, Replies())
+
     def _execute(self, request: pb.StepBatchRequest, now: int) -> pb.StepBatchResponse:
         commands = [_command(item, now) for item in request.items]
-        executed, step_id = self._manager.execute(commands, atomic=request.atomic)
+        executed, step_id = self._manager.execute(commands, tenant=caller().tenant, atomic=request.atomic)
         return self._reply(executed, step_id)
 
     def _reply(self, executed: Executed, step_id: int) -> pb.StepBatchResponse:
@@ -146,7 +150,7 @@ def _check_width(column: bytes, name: str, width: int) -> None:
 
 def _namespace(adapter: str) -> bytes:
     """Apart from the namespace of the executor's own model: an engine computes its own K/V."""
-    return b"\0engine\0" + adapter.encode()
+    return caller().tenant.realm + b"\0engine\0" + adapter.encode()
 
 
 def _create(m: pb.CreateCommand, now: int) -> commands.Create:

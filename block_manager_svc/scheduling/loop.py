@@ -30,8 +30,6 @@ from block_manager_svc.scheduling.flight import NO_TOKEN, InFlight, Picked
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
 from block_manager_svc.scheduling.rows import Rows
 
-OWNER = 0  # of the loop's sequences; whatever others are in the page table are none of its business
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -91,8 +89,11 @@ class StepLoop:
         """
         return min(self.capacity.max_context, (self.table.num_blocks - 1) * self.table.block_size + 1)
 
-    def submit(self, prompt: I32, sampling: Sampling) -> int:
+    def submit(self, prompt: I32, sampling: Sampling, *, owner: int = 0, realm: bytes = b"") -> int:
         """Takes a call into the queue.
+
+        owner: of its sequences, in the page table; at least 0, which tells the loop's from those of others.
+        realm: calls find the cached prefixes of calls with the same one.
 
         Raises InvalidArgument (PROMPT_TOO_LONG, PARAMETER_OUT_OF_RANGE) or ResourceExhausted (PROMPT_EXCEEDS_POOL,
         QUEUE_FULL); nothing has changed then.
@@ -107,9 +108,9 @@ class StepLoop:
                 waiting=waiting,
                 limit=self.capacity.max_waiting,
             )
-        call = Call(self._last_call + 1, prompt, sampling, max_tokens=max_tokens)
+        call = Call(self._last_call + 1, prompt, sampling, owner=owner, realm=realm, max_tokens=max_tokens)
         lead = call.samples[0]
-        lead.sequence = self.table.create(call.prompt, self._namespace, owner=OWNER)
+        lead.sequence = self.table.create(call.prompt, realm + self._namespace, owner=owner)
         self._last_call = call.id
         self._calls[call.id] = call
         self._waiting.append(lead)
@@ -414,7 +415,7 @@ class StepLoop:
             except Refused as refusal:
                 lost[call.id] = refusal
                 continue
-            sample.sequence = table.create(tokens[sample], namespace, owner=OWNER)
+            sample.sequence = table.create(tokens[sample], call.realm + namespace, owner=call.owner)
             self._waiting.append(sample)
         return lost
 
@@ -436,7 +437,8 @@ class StepLoop:
         """Every invariant between calls, rows and sequences: a sentence, with numbers, for each that does not hold."""
         wrong = []
         held = [sample.sequence for sample in [*self._running, *self._waiting]]
-        own = self.table.sequences(owner=OWNER).tolist()
+        alive = self.table.sequences()
+        own = alive[self.table.owners(alive) >= 0].tolist()
         if sorted(held) != sorted(own):
             wrong.append(f"the queues hold sequences {sorted(held)}, the page table {own}")
         for sample in [*self._running, *self._waiting]:

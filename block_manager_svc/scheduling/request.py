@@ -75,6 +75,8 @@ class Call:
     id: int
     prompt: I32
     sampling: Sampling
+    owner: int = 0  # of its sequences
+    realm: bytes = b""  # of its namespaces
     samples: list[Sample] = field(default_factory=list)
     max_tokens: int = 0  # as asked, or what there is room for
     forked: bool = False  # every sample has its own sequence

@@ -317,6 +317,17 @@ def test_sequences_of_another_owner_are_not_there(table: PageTable) -> None:
     [forked] = done(table, Fork(i64(mine), i64(2)))
     assert table.sequences(owner=ENGINE).tolist() == [mine, *forked.sequences.tolist()]
     assert table.sequences(owner=0).tolist() == [theirs]
+    assert table.owners(i64(mine, theirs)).tolist() == [ENGINE, 0]
+    assert table.owned(i64(theirs, mine, 0, -1, 1 << 40), ENGINE).tolist() == [False, True, False, False, False]
+
+
+def test_sequences_of_another_owner_are_refused_before_all_else_that_is_wrong(table: PageTable) -> None:
+    theirs, never = table.create([1, 2, 3]), 1 << 40
+    [mine] = done(table, create([1]))[0].sequences.tolist()
+    for first, *others in ([theirs, never], [theirs, theirs], [never, theirs], [never, never]):
+        why = refused(table, Free(i64(mine, first, *others)))
+        assert (why.reason, why.numbers) == ("SEQUENCE_NOT_FOUND", {"sequence": first})
+    assert refused(table, Free(i64(mine, mine))).reason == "DUPLICATE_SEQUENCE"
 
 
 def test_bounds_are_those_of_the_whole_batch(table: PageTable) -> None:

@@ -59,7 +59,9 @@ class LinkExecutor:
         *,
         num_blocks: int = NUM_BLOCKS,
         fingerprint: bytes = b"",
+        metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self._metadata = metadata
         self.boot_id = boot_id
         self.num_blocks = num_blocks
         self.fingerprint = fingerprint
@@ -106,7 +108,7 @@ class LinkExecutor:
 
     def dial(self) -> LinkStream:
         """A stream on which nothing has been said yet."""
-        return LinkStream(self, self._stub.Attach())
+        return LinkStream(self, self._stub.Attach(metadata=self._metadata))
 
     async def attach(self, hello: pb.Hello | None = None) -> LinkStream:
         """Says hello and takes the welcome. Raises AssertionError with the refusal, if that is what comes."""

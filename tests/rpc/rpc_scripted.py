@@ -19,6 +19,7 @@ from support.tiny_models import byte_level_tokenizer
 
 from block_manager_svc.core.errors import Refused
 from block_manager_svc.core.step import StepOutputs, StepPlan
+from block_manager_svc.identity import Callers
 from block_manager_svc.manager import ExecutorHello, Limits, Manager, ModelInfo
 from block_manager_svc.oplog.stream import Position, SentStep
 from block_manager_svc.rpc.convert import step_body
@@ -156,6 +157,7 @@ async def running_service(
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     num_blocks: int = 512,
     write_timeout: float = 5.0,
+    callers: Callers | None = None,
 ) -> AsyncIterator[Service]:
     """At its end every block must be back, but for a service that has stopped itself."""
     plans: list[StepPlan] = []
@@ -165,7 +167,7 @@ async def running_service(
         return step_body(plan, step_id)
 
     manager = Manager(limits, encode)
-    server = Server(manager, "127.0.0.1:0", write_timeout)
+    server = Server(manager, "127.0.0.1:0", write_timeout, callers)
     executor = ScriptedExecutor(manager, plans, files, num_blocks)
     address = await server.start()
     if attached:

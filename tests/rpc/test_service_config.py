@@ -37,6 +37,10 @@ def test_every_setting_may_come_from_the_environment_and_the_file(
 ) -> None:
     values = {
         "listen": "0.0.0.0:1",
+        "tokens_file": Path("/tokens"),
+        "tls_cert": Path("/cert.pem"),
+        "tls_key": Path("/key.pem"),
+        "tls_client_ca": Path("/ca.pem"),
         "token_budget": 7,
         "max_running": 8,
         "max_queue": 9,

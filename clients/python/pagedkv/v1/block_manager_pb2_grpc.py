@@ -30,6 +30,9 @@ class BlockManagerServiceStub:
 
     | Error             | Code               | Recovery                            |
     |-------------------|--------------------|-------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`  |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid       |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role      |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log |
@@ -78,6 +81,9 @@ class BlockManagerServiceServicer:
 
     | Error             | Code               | Recovery                            |
     |-------------------|--------------------|-------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`  |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid       |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role      |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log |
@@ -96,7 +102,8 @@ class BlockManagerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSequences(self, request, context):
-        """The sequences that are alive, in columns, oldest first.
+        """The sequences that are alive, in columns, oldest first: the caller's own tenant's, or, for
+        an operator, all.
 
         | Error                | Code        | Recovery                              |
         |----------------------|-------------|---------------------------------------|
@@ -111,7 +118,7 @@ class BlockManagerServiceServicer:
 
         | Error                | Code               | Recovery                              |
         |----------------------|--------------------|---------------------------------------|
-        | SEQUENCE_NOT_FOUND   | NOT_FOUND          | it has ended, or never was            |
+        | SEQUENCE_NOT_FOUND   | NOT_FOUND          | it has ended, is another tenant's, or never was |
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT   | ask for fewer; the limit is in numbers |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry |
         """
@@ -256,6 +263,9 @@ class BlockManagerService:
 
     | Error             | Code               | Recovery                            |
     |-------------------|--------------------|-------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`  |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid       |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role      |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message        |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log |

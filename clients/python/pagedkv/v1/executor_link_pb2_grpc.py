@@ -64,6 +64,9 @@ class ExecutorLinkServiceServicer:
 
         | Error                 | Code                | Recovery                                             |
         |-----------------------|---------------------|------------------------------------------------------|
+        | TOKEN_MISSING         | UNAUTHENTICATED     | send `authorization: Bearer TOKEN`                   |
+        | TOKEN_UNKNOWN         | UNAUTHENTICATED     | ask for a token that is valid                        |
+        | ROLE_NOT_ALLOWED      | PERMISSION_DENIED   | use a token with the role `executor`                 |
         | HELLO_EXPECTED        | INVALID_ARGUMENT    | the first message is a hello                         |
         | HELLO_INVALID         | INVALID_ARGUMENT    | the message names the field and its numbers          |
         | ATTACHMENT_INVALID    | INVALID_ARGUMENT    | send the pieces in order, as announced               |

@@ -30,6 +30,9 @@ class GenerationServiceStub:
 
     | Error             | Code               | Recovery                                    |
     |-------------------|--------------------|---------------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`          |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid               |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role              |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log         |
@@ -58,6 +61,9 @@ class GenerationServiceServicer:
 
     | Error             | Code               | Recovery                                    |
     |-------------------|--------------------|---------------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`          |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid               |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role              |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log         |
@@ -143,6 +149,9 @@ class GenerationService:
 
     | Error             | Code               | Recovery                                    |
     |-------------------|--------------------|---------------------------------------------|
+    | TOKEN_MISSING     | UNAUTHENTICATED    | send `authorization: Bearer TOKEN`          |
+    | TOKEN_UNKNOWN     | UNAUTHENTICATED    | ask for a token that is valid               |
+    | ROLE_NOT_ALLOWED  | PERMISSION_DENIED  | use a token with a needed role              |
     | MESSAGE_MALFORMED | INVALID_ARGUMENT   | send this contract's message; text is UTF-8 |
     | MESSAGE_TOO_LARGE | RESOURCE_EXHAUSTED | stay below the limit in the numbers         |
     | INTERNAL          | INTERNAL           | a fault of the service: see its log         |

@@ -1,0 +1,267 @@
+"""Callers with tokens: who may call what, and that no tenant meets another's prefixes, sequences or replies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rpc_batches import batch, commit, create, free, of_u32, of_u64, pin, reasons, ref, unpin
+from rpc_link_client import LinkExecutor
+from rpc_scripted import Refusal, Service, refusal_of, request, running_service, until
+
+from block_manager_svc.identity import Callers
+from pagedkv.v1 import block_manager_pb2 as pb
+from pagedkv.v1 import executor_link_pb2_grpc, generation_pb2
+
+PROMPT = list(range(10, 60))  # three whole blocks and a tail
+ROLES = ("gateway", "engine", "operator", "executor")
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def bearer(token: str) -> Metadata:
+    return (("authorization", f"Bearer {token}"),)
+
+
+@asynccontextmanager
+async def service_with(tmp_path: Path, *shares: str, **options: object) -> AsyncIterator[Service]:
+    """Tokens are named as what they stand for: `blue-gateway` is of tenant blue, in this role."""
+    path = tmp_path / "tokens"
+    lines = [
+        f"token {hashlib.sha256(f'{tenant}-{role}'.encode()).hexdigest()} {tenant} {role}"
+        for tenant in ("blue", "red", "green")
+        for role in ROLES
+    ]
+    path.write_text("\n".join([*lines, *shares]))
+    path.chmod(0o600)
+    async with running_service(callers=Callers(path), **options) as service:
+        yield service
+
+
+async def refused(call: object) -> Refusal:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call  # type: ignore[misc]
+    return refusal_of(caught.value)
+
+
+async def cached_tokens(service: Service, token: str) -> int:
+    """Of one generation of PROMPT."""
+    call = service.generation.Generate(request(PROMPT, max_tokens=2), metadata=bearer(token))
+    return [message async for message in call][-1].usage.cached_tokens
+
+
+async def step(service: Service, tenant: str, *items: pb.BatchItem, **fields: object) -> pb.StepBatchResponse:
+    return await service.reads.StepBatch(batch(*items, **fields), metadata=bearer(f"{tenant}-engine"))
+
+
+async def listed(service: Service, token: str) -> list[int]:
+    reply = await service.reads.ListSequences(pb.ListSequencesRequest(), metadata=bearer(token))
+    tables = await service.reads.GetBlockTables(pb.GetBlockTablesRequest(), metadata=bearer(token))
+    assert list(reply.sequence) == list(tables.sequence)
+    return list(reply.sequence)
+
+
+# --- who may call -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ((), "TOKEN_MISSING"),
+        ((("authorization", "Basic Ymx1ZQ=="),), "TOKEN_MISSING"),
+        ((("authorization", "Bearer "),), "TOKEN_MISSING"),
+        (bearer("blue-nobody"), "TOKEN_UNKNOWN"),
+    ],
+)
+async def test_a_call_of_nobody_is_refused_by_every_kind_of_rpc(
+    tmp_path: Path, metadata: Metadata, reason: str
+) -> None:
+    async with service_with(tmp_path) as service:
+        link = executor_link_pb2_grpc.ExecutorLinkServiceStub(service.channel)
+        for call in (
+            service.reads.GetPool(pb.GetPoolRequest(), metadata=metadata),
+            service.generation.Generate(request(PROMPT), metadata=metadata).read(),
+            link.Attach(metadata=metadata).read(),
+        ):
+            refusal = await refused(call)
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAUTHENTICATED, reason)
+            assert "blue-nobody" not in refusal.message
+
+
+async def test_the_scheme_is_found_in_any_case(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        metadata = (("authorization", "bEARER blue-operator"),)
+        assert (await service.reads.GetPool(pb.GetPoolRequest(), metadata=metadata)).block_size == 16
+
+
+async def test_health_and_reflection_stay_open(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        reply = await health_pb2_grpc.HealthStub(service.channel).Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+ALLOWED = {
+    "Generate": {"gateway"},
+    "ListModels": {"gateway", "engine", "operator"},
+    "StepBatch": {"engine"},
+    "GetPool": {"engine", "operator"},
+    "ListSequences": {"engine", "operator"},
+    "GetBlockTables": {"engine", "operator"},
+    "Audit": {"operator"},
+    "ResetCache": {"operator"},
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_may_call_what_is_its_own(tmp_path: Path, role: str) -> None:
+    async with service_with(tmp_path) as service:
+        metadata = bearer(f"blue-{role}")
+        for method, roles in ALLOWED.items():
+            if method == "Generate":
+                call = service.generation.Generate(request(PROMPT, max_tokens=1), metadata=metadata).read()
+            elif method == "ListModels":
+                call = service.generation.ListModels(generation_pb2.ListModelsRequest(), metadata=metadata)
+            else:
+                call = getattr(service.reads, method)(getattr(pb, f"{method}Request")(), metadata=metadata)
+            if role in roles:
+                await call
+                continue
+            refusal = await refused(call)
+            assert (refusal.code, refusal.reason) == (grpc.StatusCode.PERMISSION_DENIED, "ROLE_NOT_ALLOWED")
+            assert refusal.numbers == {
+                "method": method,
+                "needed": ",".join(sorted(roles)),
+                "tenant": "blue",
+                "roles": role,
+            }
+
+
+def test_every_rpc_of_the_block_manager_has_its_roles_written_down() -> None:
+    methods = pb.DESCRIPTOR.services_by_name["BlockManagerService"].methods
+    assert {method.name for method in methods} <= ALLOWED.keys()
+
+
+async def test_only_an_executor_may_attach(tmp_path: Path) -> None:
+    async with service_with(tmp_path, attached=False) as service:
+        for role in ("gateway", "engine", "operator"):
+            stream = LinkExecutor(service, metadata=bearer(f"blue-{role}")).dial()
+            assert (await stream.refusal()).reason == "ROLE_NOT_ALLOWED"
+        stream = await LinkExecutor(service, metadata=bearer("blue-executor")).attach()
+        assert service.manager.model is not None
+        stream.call.cancel()
+
+
+async def test_a_token_taken_out_of_the_file_is_unknown_once_it_is_read_again(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        (tmp_path / "tokens").write_text("")
+        assert await listed(service, "blue-operator") == []
+        service.server.reload_tokens()
+        refusal = await refused(service.reads.GetPool(pb.GetPoolRequest(), metadata=bearer("blue-operator")))
+        assert refusal.reason == "TOKEN_UNKNOWN"
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_no_tenant_finds_anothers_prefixes(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        assert await cached_tokens(service, "blue-gateway") == 0
+        assert await cached_tokens(service, "blue-gateway") == 48
+        assert await cached_tokens(service, "red-gateway") == 0
+        assert await cached_tokens(service, "red-gateway") == 48
+
+
+async def test_tenants_of_a_share_group_find_each_others_and_nobody_else_does(tmp_path: Path) -> None:
+    async with service_with(tmp_path, "share friends blue red") as service:
+        assert await cached_tokens(service, "blue-gateway") == 0
+        assert await cached_tokens(service, "red-gateway") == 48
+        assert await cached_tokens(service, "green-gateway") == 0
+
+
+async def test_engines_find_prefixes_of_their_own_tenant_alone(tmp_path: Path) -> None:
+    items = create(PROMPT), commit(ref(0), 50), free(ref(0))
+    async with service_with(tmp_path, "share friends blue green") as service:
+        cached = []
+        for tenant in ("blue", "red", "blue", "green"):
+            reply = await step(service, tenant, *items)
+            assert reasons(reply) == ["", "", ""]
+            cached.append(of_u32(reply.results[0].cached))
+        assert cached == [[0], [0], [48], [48]]
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+
+async def test_sequences_are_there_for_their_own_tenant_and_for_operators_alone(tmp_path: Path) -> None:
+    async with service_with(tmp_path, "share friends blue red") as service:
+        [blue] = of_u64((await step(service, "blue", create(PROMPT))).results[0].sequences)
+        [red] = of_u64((await step(service, "red", create(PROMPT))).results[0].sequences)
+        service.executor.open = False
+        call = service.generation.Generate(request(PROMPT), metadata=bearer("blue-gateway"))
+        table = service.manager.page_table
+        assert table is not None
+        await until(lambda: table.sequences().size == 3, "the call has its sequence")
+        generated = max(await listed(service, "green-operator"))
+        assert await listed(service, "blue-engine") == [blue, generated]
+        assert await listed(service, "red-engine") == [red]
+        assert await listed(service, "green-engine") == []
+        assert await listed(service, "green-operator") == [blue, red, generated]
+        call.cancel()
+        for tenant, sequence in (("blue", blue), ("red", red)):
+            assert reasons(await step(service, tenant, free(sequence))) == [""]
+
+
+async def test_anothers_sequence_is_as_one_that_never_was(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        [blue] = of_u64((await step(service, "blue", create(PROMPT))).results[0].sequences)
+        [red] = of_u64((await step(service, "red", create(PROMPT))).results[0].sequences)
+        never = 1 << 40
+
+        async def answers(hidden: int) -> list[object]:
+            """What red is told of a sequence, alone, before and after one that never was, and named twice."""
+            found: list[object] = []
+            for named in ([hidden], [hidden, never], [never, hidden], [red, hidden], [hidden, hidden]):
+                tables = service.reads.GetBlockTables(
+                    pb.GetBlockTablesRequest(sequence=named), metadata=bearer("red-engine")
+                )
+                refusal = await refused(tables)
+                error = (await step(service, "red", free(*named))).results[0].error
+                for reason, sequence in (
+                    (refusal.reason, refusal.numbers["sequence"]),
+                    (error.reason, error.metadata["sequence"]),
+                ):
+                    found.append((reason, "hidden" if int(sequence) == hidden else int(sequence)))
+            return found
+
+        assert await answers(blue) == await answers(1 << 41)
+        assert {reason for reason, _ in await answers(blue)} == {"SEQUENCE_NOT_FOUND"}  # type: ignore[misc]
+        tables = await service.reads.GetBlockTables(
+            pb.GetBlockTablesRequest(sequence=[red, blue]), metadata=bearer("green-operator")
+        )
+        assert list(tables.sequence) == [red, blue]
+        assert reasons(await step(service, "blue", free(blue))) == [""]
+        assert reasons(await step(service, "red", free(red))) == [""]
+
+
+async def test_pins_of_another_tenant_are_not_there(tmp_path: Path) -> None:
+    async with service_with(tmp_path, "share friends blue red") as service:
+        made = await step(service, "blue", create(PROMPT), commit(ref(0), 50), pin(PROMPT, 60_000), free(ref(0)))
+        assert reasons(made) == [""] * 4
+        assert reasons(await step(service, "red", unpin(made.results[2].pin))) == ["PIN_NOT_FOUND"]
+        assert reasons(await step(service, "blue", unpin(made.results[2].pin))) == [""]
+
+
+async def test_a_request_id_is_its_tenants_own(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        first = await step(service, "blue", create(PROMPT), request_id="one")
+        other = await step(service, "red", create(PROMPT[:5]), request_id="one")
+        again = await step(service, "blue", create(PROMPT), request_id="one")
+        assert (first.replayed, other.replayed, again.replayed) == (False, False, True)
+        assert first.results[0].sequences == again.results[0].sequences != other.results[0].sequences
+        for tenant, reply in (("blue", first), ("red", other)):
+            await step(service, tenant, free(*of_u64(reply.results[0].sequences)))
