@@ -235,6 +235,10 @@ class Manager:
         except TimeoutError:
             for call in list(self._callers):
                 self._fail(call, Draining(f"not finished within the {grace} s of grace: call another instance"))
+        self._engine_steps.give_up(
+            Draining("this service is about to stop, and every sequence with it: make them anew elsewhere"),
+            forget=False,
+        )
         if self._link is not None:
             self._link.close(Draining("this service is about to stop: attach again after a pause"))
 

@@ -462,6 +462,20 @@ async def test_without_an_executor_and_while_draining_there_is_no_batch() -> Non
         assert (await refused(service, create([1]))).reason == "DRAINING"
 
 
+async def test_a_wait_ends_when_the_service_does() -> None:
+    async with running_service() as service:
+        await step(service, *partial_block_with_two_holders())
+        service.executor.open = False
+        waiting = asyncio.ensure_future(refused(service, append([1], [3])))
+        await until(lambda: service.executor.unanswered, "the copy is on its way")
+        await service.server.drain(0.1)
+        why = await waiting
+        assert (why.code, why.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        service.executor.unanswered.clear()
+        service.manager.draining = False
+        service.executor.attach()  # what is left is looked at as after every test
+
+
 async def test_a_wait_outlives_its_executor_for_the_grace_only() -> None:
     async with running_service(limits=LIMITS) as service:
         await step(service, *partial_block_with_two_holders())
