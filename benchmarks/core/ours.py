@@ -58,11 +58,15 @@ class Decode:
         if not prefix_cache:
             self.table.reset_cache()
 
-    def rewind(self) -> None:
-        """Back to where the laps begin, with other tokens to come; the blocks that the last lap took are given back."""
+    def rewind(self, way: Callable[[int], None]) -> None:
+        """Back to where the laps begin, with other tokens to come; the blocks that the last lap took are given back.
+
+        The first step after that asks of what was cut whether it is shared or sealed; it is no part of the lap.
+        """
         self.table.truncate(self.ids, self.begin)
-        self.next = [tokens(self.ids.size) for _ in range(BLOCK)]
+        self.next = [tokens(self.ids.size) for _ in range(1 + BLOCK)]
         self.known = self.begin.copy()
+        way(BLOCK)
 
     def extend(self, step: int) -> None:
         """As the service's own step loop does."""
@@ -81,7 +85,7 @@ class Decode:
         """Of a step, over laps of BLOCK steps: each sequence fills one block in each lap."""
 
         def lap() -> float:
-            self.rewind()
+            self.rewind(way)
             return us(lambda: [way(step) for step in range(BLOCK)]) / BLOCK
 
         return best_median(lap, laps)
@@ -90,9 +94,9 @@ class Decode:
         """Of the step that fills a block of every sequence, where their lengths are equal."""
 
         def lap() -> float:
-            self.rewind()
+            self.rewind(way)
             took = [us(lambda step=step: way(step)) for step in range(BLOCK)]
-            return took[BLOCK - 2]  # lengths begin at 1 above a whole block
+            return took[BLOCK - 3]  # lengths begin at 2 above a whole block
 
         return best_median(lap, laps)
 
