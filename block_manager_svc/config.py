@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     max_running: int = Field(256, ge=1, description="samples computed at once at most")
     max_queue: int = Field(1024, ge=1, description="calls that may wait; more are refused with QUEUE_FULL")
     eviction: EvictionName = Field("lru", description="which cached block goes first: lru, lfu, s3fifo or priority")
+    watermark: float = Field(
+        0.01, ge=0, lt=1, allow_inf_nan=False, description="part of the pool that admissions leave to who is there"
+    )
     executor_grace: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that calls wait for a lost executor to come back"
     )

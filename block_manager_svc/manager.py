@@ -30,7 +30,8 @@ from block_manager_svc.core.errors import (
     Refused,
 )
 from block_manager_svc.core.eviction import EvictionName
-from block_manager_svc.core.step import I32, StepOutputs, StepPlan
+from block_manager_svc.core.results import Moved
+from block_manager_svc.core.step import I32, BlockOps, StepOutputs, StepPlan
 from block_manager_svc.engine_steps import EngineSteps
 from block_manager_svc.identity import Tenant
 from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
@@ -42,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 # A step that was lost this often in a row without a result is not tried again: its calls end.
 MAX_FRUITLESS = 5
+# Counters of the pool that go on when it is reset.
+_LASTING = ("copies_on_write", "evicted_blocks", "swapped_out_blocks", "swapped_in_blocks")
 RETRY_SOON = 1.0  # seconds; how long a restart of the other side usually takes
 
 
@@ -51,6 +54,7 @@ class Limits:
     max_running: int = 256  # samples running at once
     max_queue: int = 1024  # calls waiting
     eviction: EvictionName = "lru"  # of the prefix cache
+    watermark: float = 0.01  # part of the pool that admissions leave to those who are here
     executor_grace_s: float = 30.0  # how long calls outlive their executor
     heartbeat_interval_ms: int = 1000
     silence_limit_ms: int = 10_000
@@ -105,6 +109,8 @@ class Activity:
     sampled_tokens: int
     copies_on_write: int
     evicted_blocks: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
     preemptions: int
     step_us: int
     executor_us: int
@@ -164,7 +170,8 @@ class Manager:
         self._steps = self._step_ns = self._executor_us = 0
         self._step_began = 0
         self._fruitless = 0  # steps lost since the last result
-        self._before = (0, 0)  # copies on write, evicted blocks of pools that were reset
+        self._before = (0,) * len(_LASTING)  # of pools that were reset
+        self._limit: int | None = None  # of the pool, as `resize` was told
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -260,20 +267,29 @@ class Manager:
         except Refused:
             raise
         except Exception as fault:
-            log.error("a batch was executed halfway", exc_info=fault)
-            why = Aborted("BATCH_FAILED", "a fault of the service, its log says why: every sequence is gone")
-            self.distrust(link, why)
-            raise why from fault
-        step_id = 0
-        if executed.ops.kind.size:
-            step_id = self._send(StepPlan(ops=executed.ops), link)
-            self._engine_steps.sent(step_id)
+            raise self._lose_batch(link, fault) from fault
+        step_id = self._send_ops(executed.ops, link)
         if table.available() > before:
             self._wake()  # a call may wait for these blocks
         for command in commands:
             if isinstance(command, Pin | Reserve):
                 asyncio.get_running_loop().call_later((command.until - table.now) / 1000, self._end_terms)
         return executed, step_id
+
+    def _send_ops(self, ops: BlockOps, link: Link) -> int:
+        """The step that carries them, 0 if there are none."""
+        if not ops.kind.size:
+            return 0
+        step_id = self._send(StepPlan(ops=ops), link)
+        self._engine_steps.sent(step_id)
+        return step_id
+
+    def _lose_batch(self, link: Link, fault: Exception) -> Aborted:
+        """Half of it is executed: the pool begins anew. Returns what the caller is told."""
+        log.error("a batch was executed halfway", exc_info=fault)
+        why = Aborted("BATCH_FAILED", "a fault of the service, its log says why: every sequence is gone")
+        self.distrust(link, why)
+        return why
 
     async def wait_completed(self, step_id: int, seconds: float | None) -> None:
         """Until a step that `execute` gave is completed. Raises STEP_NOT_COMPLETED, POOL_RESET, EXECUTOR_UNAVAILABLE.
@@ -443,7 +459,10 @@ class Manager:
             num_host=hello.num_host_blocks,
             first_sequence=first,
             eviction=self.limits.eviction,
+            watermark=int(self.limits.watermark * (hello.num_blocks - 1)),
         )
+        if self._limit is not None:
+            table.resize(min(self._limit, table.limit))
         namespace = hello.model.identity
         self.block_bytes = hello.block_bytes
         if self._loop is None:
@@ -454,7 +473,7 @@ class Manager:
         )
         self._give_up_on_fruitless_steps()
         old = self._loop.table.counters
-        self._before = (self._before[0] + old.copies_on_write, self._before[1] + old.evicted_blocks)
+        self._before = tuple(before + getattr(old, name) for before, name in zip(self._before, _LASTING, strict=True))
         for call, why in self._loop.reset(table, self._capacity(hello), namespace).items():
             self._fail(call, why)
 
@@ -535,6 +554,34 @@ class Manager:
         log.info("prefix cache reset", freed_blocks=freed, revision=self._loop.table.revision)
         return freed
 
+    def resize(self, limit: int) -> int:
+        """At most `limit` blocks of this and later pools are in use from now on. Returns how many were evicted for it.
+
+        Raises as PageTable.resize does, AssertionError before the first executor. Calls that can't fit any more end.
+        """
+        assert self._loop is not None
+        evicted = self._loop.table.resize(limit)
+        self._limit = limit
+        log.info("pool resized", limit=limit, evicted_blocks=evicted)
+        for call, why in self._loop.lost_to_limit().items():
+            self._fail(call, why)
+        self._wake()  # more may fit
+        return evicted
+
+    def compact(self, most: int) -> tuple[Moved, int]:
+        """Moves at most `most` blocks of calls; and the step that carries the copies, 0 if there are none.
+
+        Raises EXECUTOR_UNAVAILABLE, DRAINING, WINDOW_FULL; and BATCH_FAILED, after which the pool begins anew.
+        """
+        loop, link = self._ready(), self._link
+        assert link is not None
+        self._engine_steps.check_room()
+        try:
+            moved = loop.compact(most)
+        except Exception as fault:
+            raise self._lose_batch(link, fault) from fault
+        return moved, self._send_ops(moved.ops, link)
+
     def sequence_states(self) -> dict[int, SequenceState]:
         return {} if self._loop is None else self._loop.sequence_states()
 
@@ -548,8 +595,7 @@ class Manager:
             cached_tokens=counters.cached_tokens,
             computed_tokens=counters.computed_tokens,
             sampled_tokens=counters.sampled_tokens,
-            copies_on_write=self._before[0] + pool.copies_on_write,
-            evicted_blocks=self._before[1] + pool.evicted_blocks,
+            **{name: before + getattr(pool, name) for before, name in zip(self._before, _LASTING, strict=True)},
             preemptions=counters.preemptions,
             step_us=self._step_ns // 1000,
             executor_us=self._executor_us,

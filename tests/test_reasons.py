@@ -19,7 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 NO_CODE = "-"  # a reason that travels in another way than as a call's status
 
 # Sections of docs/errors.md, by who raises what they list.
-BLOCK_MANAGER = ("GetPool", "ListSequences", "GetBlockTables", "Audit", "ResetCache")  # one section for all of them
+BLOCK_MANAGER = (  # one section for all of them
+    "GetPool",
+    "ListSequences",
+    "GetBlockTables",
+    "Audit",
+    "ResetCache",
+    "Resize",
+    "Compact",
+)
 SERVICE = ("Every call of the service", "Generate", ", ".join(BLOCK_MANAGER), "StepBatch", "Attach", "Core")
 SECTIONS = {
     "block_manager_svc": SERVICE,
@@ -52,7 +60,7 @@ SERVED_BY = {
     "block_manager_svc/manager.py": {"Generate", "StepBatch", "Attach"},
     "block_manager_svc/engine_steps.py": {"StepBatch"},
     "block_manager_svc/replies.py": {"StepBatch"},
-    "block_manager_svc/rpc/block_manager.py": {"GetBlockTables"},
+    "block_manager_svc/rpc/block_manager.py": {"GetBlockTables", "Compact"},
     "block_manager_svc/rpc/step_batch.py": {"StepBatch"},
     "block_manager_svc/rpc/link.py": {"Attach"},
     "gpu_executor/link/server.py": {"ReadKv"},

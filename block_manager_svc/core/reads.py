@@ -10,7 +10,7 @@ from block_manager_svc.core.arguments import Integers, column, integers, token_i
 from block_manager_svc.core.chain import find, find_own
 from block_manager_svc.core.errors import InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.results import BlockStates, Counters, Match, Sharing, Tables
+from block_manager_svc.core.results import BlockStates, Counters, Layout, Match, Sharing, Tables
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 
@@ -160,6 +160,16 @@ class Reads:
     def host_states(self) -> BlockStates:
         """As `states`, of the host's slots. Nothing is cached there."""
         return self._pool.host_states()
+
+    def layout(self) -> Layout:
+        """Where the device's free blocks lie. Costs time proportional to the pool."""
+        free = self._pool.allocator.free_blocks()
+        starts = np.flatnonzero(np.diff(free, prepend=-1) > 1)
+        runs = np.diff(starts, append=free.size)
+        # The free blocks above the last that is used are the last run, if they reach the pool's end.
+        top = free.size > 0 and int(free[-1]) == self.num_blocks - 1
+        highest = int(free[starts[-1]]) - 1 if top else self.num_blocks - 1
+        return Layout(starts.size, int(runs.max(initial=0)), highest)
 
     def sharing(self) -> Sharing:
         return self._pool.sharing()

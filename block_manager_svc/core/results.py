@@ -120,6 +120,15 @@ class BlockStates:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the free blocks lie: runs of neighbours, and the highest block that is not free (0: none)."""
+
+    free_runs: int
+    largest_free_run: int
+    highest_used_block: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sharing:
     table_entries: int  # over all block tables
     referenced_blocks: int  # distinct blocks that these name

@@ -19,6 +19,8 @@ from pagedkv.v1 import block_manager_pb2 as pb
 from pagedkv.v1 import block_manager_pb2_grpc
 
 MAX_SEQUENCES = 4096
+MAX_MOVES = 4096  # of one compaction
+_MOVES = 256
 _LARGEST = 2**63 - 1  # the wire's u64 holds more than the core's i64
 
 _STATES = {
@@ -55,6 +57,9 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
                 peak_shared_blocks=counters.peak_shared_blocks,
             ),
             activity=pb.Activity(**asdict(self._manager.activity())),
+            limit=table.limit,
+            watermark=table.watermark,
+            layout=pb.Layout(**asdict(table.layout())),
         )
 
     async def ListSequences(  # noqa: N802
@@ -117,6 +122,22 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         table = self._table()
         freed = self._manager.reset_cache()
         return pb.ResetCacheResponse(header=self._header(table), freed_blocks=freed)
+
+    async def Resize(self, request: pb.ResizeRequest, context: _Context) -> pb.ResizeResponse:  # noqa: N802
+        table = self._table()
+        evicted = self._manager.resize(request.limit)
+        return pb.ResizeResponse(header=self._header(table), evicted_blocks=evicted)
+
+    async def Compact(self, request: pb.CompactRequest, context: _Context) -> pb.CompactResponse:  # noqa: N802
+        if (asked := request.max_moves) > MAX_MOVES:
+            raise InvalidArgument("COUNT_OUT_OF_RANGE", f"{asked} moves: at most {MAX_MOVES} at once", count=asked)
+        moved, step_id = self._manager.compact(asked or _MOVES)
+        return pb.CompactResponse(
+            header=self._header(self._table()),
+            moved_blocks=moved.ops.kind.size,
+            changed_tables=moved.changed.size,
+            step_id=step_id,
+        )
 
     async def StepBatch(  # noqa: N802
         self, request: pb.StepBatchRequest, context: _Context

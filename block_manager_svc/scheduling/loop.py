@@ -24,6 +24,7 @@ import numpy as np
 
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import Aborted, FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
+from block_manager_svc.core.results import Moved
 from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepOutputs, StepPlan, TableDeltas
 from block_manager_svc.scheduling.columns import join, keep, share, without_idle
 from block_manager_svc.scheduling.flight import NO_TOKEN, InFlight, Picked
@@ -87,7 +88,7 @@ class StepLoop:
 
         The last token of a sequence needs no slot: nothing attends to it.
         """
-        return min(self.capacity.max_context, (self.table.num_blocks - 1) * self.table.block_size + 1)
+        return min(self.capacity.max_context, self.table.limit * self.table.block_size + 1)
 
     def submit(self, prompt: I32, sampling: Sampling, *, owner: int = 0, realm: bytes = b"") -> int:
         """Takes a call into the queue.
@@ -139,7 +140,7 @@ class StepLoop:
                 max_context=context,
             )
         if whole > self.longest():
-            usable = self.table.num_blocks - 1
+            usable = self.table.limit
             needed = -(-(whole - 1) // self.table.block_size)
             raise ResourceExhausted(
                 "PROMPT_EXCEEDS_POOL",
@@ -214,8 +215,9 @@ class StepLoop:
         """Lets waiting samples in, in order of arrival, while rows, budget and blocks last.
 
         Blocks are counted for all tokens that the running know, not only for this step's chunks, and one more for
-        each of them, so that an admission does not force a preemption right away. A pool that is the loop's alone has
-        room for any sample then; one that engines hold blocks of may have none, until they give some back.
+        each of them, so that an admission does not force a preemption right away; and the table's watermark, unless
+        nothing runs. A pool that is the loop's alone has room for any sample then; one that engines hold blocks of may
+        have none, until they give some back.
         """
         budget = self.capacity.token_budget - int(chunk.sum())
         places = self.capacity.max_rows - sum(sample.width for sample in self._running)
@@ -228,7 +230,8 @@ class StepLoop:
             length = int(self.table.length(_one(sample.sequence))[0])
             hits = self.table.match(sample.sequence)
             blocks = -(-length // self.table.block_size) - hits.blocks
-            if sample.width > places or promised + blocks + hits.idle_blocks > self.table.available():
+            kept = self.table.watermark if self._running else 0
+            if sample.width > places or promised + blocks + hits.idle_blocks + kept > self.table.available():
                 break
             del self._waiting[0]
             cached = self.table.reuse(sample.sequence)
@@ -390,6 +393,39 @@ class StepLoop:
         if sample.sequence:
             self.table.free(_one(sample.sequence))
             sample.sequence = 0
+
+    # --- the pool changes ---------------------------------------------------------------------------------------------
+
+    def compact(self, most: int) -> Moved:
+        """Moves at most `most` blocks of the running as PageTable.compact does; for the ops, before the next step.
+
+        A step may be in flight: its writes come before these copies in the stream, and whatever is planned from now on
+        after them, over the tables as they are now.
+        """
+        own = np.array([sample.sequence for sample in self._running], np.int64)
+        moved = self.table.compact(own, most)
+        changed = set(moved.changed.tolist())
+        for sample in self._running:
+            if sample.sequence in changed:
+                self._rows.stale[sample.row] = True
+        return moved
+
+    def lost_to_limit(self) -> dict[int, Refused]:
+        """The calls that can't come to their end within the table's limit, with the reason; cancel() forgets them.
+
+        Those whose `max_tokens` was the loop's to choose, end earlier instead.
+        """
+        lost: dict[int, Refused] = {}
+        for call in self._calls.values():
+            if call.finished:
+                continue
+            try:
+                known = 1 + max(sample.generated for sample in call.samples)
+                fitting = self._check_fits(len(call.prompt), call.sampling, known)
+                call.max_tokens = min(call.max_tokens, fitting)
+            except Refused as refusal:
+                lost[call.id] = refusal
+        return lost
 
     # --- the pool is lost ---------------------------------------------------------------------------------------------
 

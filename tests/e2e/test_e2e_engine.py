@@ -188,3 +188,25 @@ def test_copies_go_on_while_calls_compute(running: Stack, client: Client) -> Non
     assert tuple(tokens) == alone
     assert steps == 24
     client.reset_cache()
+
+
+def test_calls_go_on_while_their_blocks_move(client: Client) -> None:
+    prompt = list(range(60, 82))
+    alone = client.complete(token_ids=prompt, max_tokens=24, ignore_eos=True).token_ids
+    client.reset_cache()
+    hold = Batch()
+    held = hold.create([[1] * 12, [2] * 12, [3] * 12])
+    reply = client.step_batch(hold)
+    ids = reply[held].sequences.tolist()
+    moved = 0
+    tokens = []
+    with client.generate(token_ids=prompt, max_tokens=24, ignore_eos=True, n=1) as stream:
+        for piece in stream:
+            tokens.append(piece.token_id)
+            if len(tokens) % 3 == 0 and ids:  # three more blocks below are free
+                free(client, [ids.pop(0)])
+            moved += client.compact(2).moved_blocks
+    assert tuple(tokens) == alone
+    assert moved >= 6
+    assert client.pool().activity.swapped_out_blocks == client.pool().activity.swapped_in_blocks
+    client.reset_cache()

@@ -45,6 +45,7 @@ def test_every_setting_may_come_from_the_environment_and_the_file(
         "max_running": 8,
         "max_queue": 9,
         "eviction": "lfu",
+        "watermark": 0.05,
         "executor_grace": 1.5,
         "heartbeat_interval": 2.5,
         "silence_limit": 12.5,

@@ -12,6 +12,7 @@ from support.paper_executor import PaperExecutor, undisturbed
 
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import InvalidArgument, Refused, ResourceExhausted
+from block_manager_svc.core.step import StepPlan
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
 from block_manager_svc.scheduling.request import FinishReason, Sampling, TokenRow
 
@@ -509,3 +510,64 @@ def test_any_traffic_over_any_pool_gives_the_tokens_of_the_undisturbed_run(data:
         world.loop.cancel(call)
     world.assert_all_free()
     assert world.loop.plan() is None
+
+
+# --- the pool changes under way ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_move_between_and_during_steps_and_no_token_changes(seed: int) -> None:
+    world, draw, moved = World(max_rows=8), np.random.default_rng(seed), 0
+    calls = [world.submit(prompt_of(9 + i, i), 30, n=1 + i % 2) for i in range(5)]
+    gone = [world.submit(prompt_of(11, 9 + i), 25) for i in range(4)]
+    while (plan := world.loop.plan()) is not None:
+        steps = [plan]
+        if draw.random() < 0.5:
+            steps.append(compaction(world, int(draw.integers(1, 6))))
+        if gone and draw.random() < 0.2:
+            world.loop.cancel(gone.pop(0))
+            world.loop.table.reset_cache()
+            steps.append(compaction(world, 3))
+        outputs, *_ = [world.executor.execute(step) for step in steps]
+        world.take(outputs)
+        between = compaction(world, 2)
+        world.executor.execute(between)
+        moved += sum(step.ops.kind.size for step in [*steps[1:], between])
+    for call in calls:
+        world.assert_undisturbed(call)
+    assert moved > 5
+
+
+def compaction(world: World, most: int) -> StepPlan:
+    moved = world.loop.compact(most)
+    assert moved.ops.kind.size <= most
+    return StepPlan(ops=moved.ops)
+
+
+def test_an_admission_leaves_the_watermark_to_the_running_unless_there_are_none() -> None:
+    world = World(num_blocks=12)  # 11 that can be used
+    world.loop.table.watermark = 4
+    first = world.submit(prompt_of(30), 6)  # 8 blocks of 4, then 9
+    world.step()
+    second = world.submit(prompt_of(7, 1), 2)  # 2 blocks: with one more for the first they would just fit
+    world.step()
+    assert (world.loop.running, world.loop.waiting) == (1, 1)
+    world.run()
+    for call in (first, second):
+        world.assert_undisturbed(call)
+
+
+def test_a_lower_limit_tells_which_calls_cannot_come_to_their_end() -> None:
+    world = World()
+    long, short, open_end = world.submit(prompt_of(10), 60), world.submit(prompt_of(9), 10), world.submit([1], 0)
+    world.step()
+    world.loop.table.resize(10)
+    lost = world.loop.lost_to_limit()
+    assert {call: why.reason for call, why in lost.items()} == {long: "PROMPT_EXCEEDS_POOL"}
+    assert lost[long].numbers["pool_blocks"] == 10
+    world.loop.cancel(long)
+    world.run()
+    world.assert_undisturbed(short)
+    assert len(world.tokens(open_end)) == 10 * 4
+    with pytest.raises(ResourceExhausted, match="pool has 10"):
+        world.submit(prompt_of(41), 10)

@@ -55,7 +55,12 @@ POOL = bm.GetPoolResponse(
         running=4,
         waiting=5,
         steps_in_flight=1,
+        swapped_out_blocks=8,
+        swapped_in_blocks=6,
     ),
+    limit=100,
+    watermark=1,
+    layout=bm.Layout(free_runs=3, largest_free_run=69, highest_used_block=42),
 )
 SEQUENCES = bm.ListSequencesResponse(
     header=HEADER,
@@ -180,6 +185,8 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
             "GetBlockTables": TABLES,
             "Audit": bm.AuditResponse(header=HEADER),
             "ResetCache": bm.ResetCacheResponse(header=HEADER, freed_blocks=12),
+            "Resize": bm.ResizeResponse(header=HEADER, evicted_blocks=12),
+            "Compact": bm.CompactResponse(header=HEADER, moved_blocks=5, changed_tables=2, step_id=9),
             "StepBatch": bm.StepBatchResponse(header=HEADER),
         }
     )
@@ -237,6 +244,12 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def ResetCache(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("ResetCache", request, context)
+
+    def Resize(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("Resize", request, context)
+
+    def Compact(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("Compact", request, context)
 
     def StepBatch(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("StepBatch", request, context)

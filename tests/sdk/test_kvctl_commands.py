@@ -263,6 +263,7 @@ def test_status_shows_health_model_pool_sharing_and_activity(service: Scripted, 
         ["quarantined", "6", "0"],
         ["total", "111", "8"],
         ["blocks shared", "2", "3"],
+        ["longest free run", "69"],
         ["copies on write", "3"],
         ["steps", "1,000,000"],
     ):
@@ -365,6 +366,21 @@ def test_audit_exits_with_1_when_an_invariant_is_violated(service: Scripted, kvc
 def test_reset_cache(service: Scripted, kvctl: Kvctl) -> None:
     assert kvctl("reset-cache").out == "12 cached blocks became free at epoch 7, revision 41\n"
     assert kvctl("reset-cache", "-o", "json").json == {"header": HEADER, "freed_blocks": 12}
+
+
+def test_resize_and_compact(service: Scripted, kvctl: Kvctl) -> None:
+    assert kvctl("resize", "1000").out == "1,000 blocks, 12 evicted at epoch 7, revision 41\n"
+    assert kvctl("resize", "1000", "-o", "json").json == {"header": HEADER, "evicted_blocks": 12}
+    assert kvctl("resize", "0").code == 2
+    assert kvctl("compact").out == "5 blocks moved, 2 tables changed at epoch 7, revision 41\n"
+    assert kvctl("compact", "--max-moves", "7", "-o", "json").json == {
+        "header": HEADER,
+        "moved_blocks": 5,
+        "changed_tables": 2,
+        "step_id": 9,
+    }
+    assert service.requests("Resize") == [bm.ResizeRequest(limit=1000)] * 2
+    assert service.requests("Compact") == [bm.CompactRequest(max_moves=256), bm.CompactRequest(max_moves=7)]
 
 
 # --- where options stand, and errors ---

@@ -27,11 +27,12 @@ def test_models(service: Scripted, client: Client) -> None:
 def test_pool_has_every_number_of_the_reply(client: Client) -> None:
     pool = client.pool()
     assert (pool.header, pool.block_size, pool.block_bytes) == (HEADER, 16, 4096)
-    for part in ("device", "host", "sharing", "activity"):
+    for part in ("device", "host", "sharing", "activity", "layout"):
         message, value = getattr(POOL, part), getattr(pool, part)
         names = [field.name for field in message.DESCRIPTOR.fields]
         assert names == [field.name for field in dataclasses.fields(value)]
         assert [getattr(message, name) for name in names] == [getattr(value, name) for name in names]
+    assert (pool.limit, pool.watermark, pool.fragmentation) == (100, 1, 0.25)
     assert (pool.device.total, pool.device.in_use, pool.host.total) == (111, 7, 8)
 
 

@@ -22,11 +22,13 @@ from pagedkv._types import (
     Audit,
     BlockTable,
     CacheReset,
+    Compacted,
     Completion,
     Listing,
     Model,
     Piece,
     Pool,
+    Resized,
     SamplingOptions,
     SequenceInfo,
     Usage,
@@ -206,6 +208,25 @@ class AsyncClient:
         self._connect()
         request = block_manager_pb2.ResetCacheRequest()
         return _convert.cache_reset(await self._unary(self._block_manager.ResetCache, request, timeout))
+
+    async def resize(self, limit: int, *, timeout: float | None = None) -> Resized:
+        """At most `limit` blocks are in use, cached or reserved from now on; cached ones are evicted down to it.
+
+        Raises FailedPrecondition RESIZE_BELOW_USE, InvalidArgument LIMIT_OUT_OF_RANGE.
+        """
+        request = _convert.resize_request(limit)
+        self._connect()
+        return _convert.resized(await self._unary(self._block_manager.Resize, request, timeout))
+
+    async def compact(self, max_moves: int | None = None, *, timeout: float | None = None) -> Compacted:
+        """Moves at most `max_moves` blocks (default 256, limit 4,096) of running calls to the low end of the pool.
+
+        One step of copies; the calls go on. Again until `moved_blocks` is 0.
+        Raises ResourceExhausted WINDOW_FULL: the executor is behind, try again soon.
+        """
+        request = _convert.compact_request(max_moves)
+        self._connect()
+        return _convert.compacted(await self._unary(self._block_manager.Compact, request, timeout))
 
     async def step_batch(
         self,

@@ -12,13 +12,16 @@ from pagedkv._types import (
     BlockStates,
     BlockTable,
     CacheReset,
+    Compacted,
     Completion,
     FinishReason,
     Header,
+    Layout,
     Listing,
     Model,
     Piece,
     Pool,
+    Resized,
     Sample,
     SamplingOptions,
     SequenceInfo,
@@ -253,6 +256,15 @@ def pool(response: block_manager_pb2.GetPoolResponse) -> Pool:
             running=activity.running,
             waiting=activity.waiting,
             steps_in_flight=activity.steps_in_flight,
+            swapped_out_blocks=activity.swapped_out_blocks,
+            swapped_in_blocks=activity.swapped_in_blocks,
+        ),
+        limit=response.limit,
+        watermark=response.watermark,
+        layout=Layout(
+            free_runs=response.layout.free_runs,
+            largest_free_run=response.layout.largest_free_run,
+            highest_used_block=response.layout.highest_used_block,
         ),
     )
 
@@ -305,6 +317,33 @@ def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockT
 
 def cache_reset(response: block_manager_pb2.ResetCacheResponse) -> CacheReset:
     return CacheReset(header=_header(response.header), freed_blocks=response.freed_blocks)
+
+
+def resize_request(limit: int) -> block_manager_pb2.ResizeRequest:
+    return block_manager_pb2.ResizeRequest(limit=_count(limit, "limit"))
+
+
+def resized(response: block_manager_pb2.ResizeResponse) -> Resized:
+    return Resized(header=_header(response.header), evicted_blocks=response.evicted_blocks)
+
+
+def compact_request(max_moves: int | None) -> block_manager_pb2.CompactRequest:
+    return block_manager_pb2.CompactRequest(max_moves=0 if max_moves is None else _count(max_moves, "max_moves"))
+
+
+def compacted(response: block_manager_pb2.CompactResponse) -> Compacted:
+    return Compacted(
+        header=_header(response.header),
+        moved_blocks=response.moved_blocks,
+        changed_tables=response.changed_tables,
+        step_id=response.step_id,
+    )
+
+
+def _count(value: int, name: str) -> int:
+    if not 1 <= value < 1 << 32:
+        raise InvalidArgument("VALUE_OUT_OF_RANGE", f"{name} cannot be {value}: at least 1", numbers={name: value})
+    return value
 
 
 def audit(response: block_manager_pb2.AuditResponse) -> Audit:

@@ -20,11 +20,13 @@ from pagedkv._types import (
     Audit,
     BlockTable,
     CacheReset,
+    Compacted,
     Completion,
     Listing,
     Model,
     Piece,
     Pool,
+    Resized,
     SamplingOptions,
     SequenceInfo,
     Usage,
@@ -196,6 +198,23 @@ class Client:
         """Empties the prefix cache: what is cached now is not found again. Running calls go on undisturbed."""
         request = block_manager_pb2.ResetCacheRequest()
         return _convert.cache_reset(self._unary(self._block_manager.ResetCache, request, timeout))
+
+    def resize(self, limit: int, *, timeout: float | None = None) -> Resized:
+        """At most `limit` blocks are in use, cached or reserved from now on; cached ones are evicted down to it.
+
+        Raises FailedPrecondition RESIZE_BELOW_USE, InvalidArgument LIMIT_OUT_OF_RANGE.
+        """
+        request = _convert.resize_request(limit)
+        return _convert.resized(self._unary(self._block_manager.Resize, request, timeout))
+
+    def compact(self, max_moves: int | None = None, *, timeout: float | None = None) -> Compacted:
+        """Moves at most `max_moves` blocks (default 256, limit 4,096) of running calls to the low end of the pool.
+
+        One step of copies; the calls go on. Again until `moved_blocks` is 0.
+        Raises ResourceExhausted WINDOW_FULL: the executor is behind, try again soon.
+        """
+        request = _convert.compact_request(max_moves)
+        return _convert.compacted(self._unary(self._block_manager.Compact, request, timeout))
 
     def step_batch(
         self,

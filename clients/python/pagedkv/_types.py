@@ -197,6 +197,17 @@ class Activity:
     running: int
     waiting: int
     steps_in_flight: int  # sent, no result yet
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the device's free blocks lie."""
+
+    free_runs: int  # of neighbours
+    largest_free_run: int  # blocks
+    highest_used_block: int  # 0: none is in use or cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +221,15 @@ class Pool:
     host: BlockStates
     sharing: Sharing
     activity: Activity
+    limit: int  # blocks of the device that may be in use, cached or reserved at once
+    watermark: int  # of these, blocks that admissions leave to the sequences that are here already
+    layout: Layout
+
+    @property
+    def fragmentation(self) -> float:
+        """The part of the device's free blocks that lies outside their longest run; 0 with none free."""
+        free = self.device.free + self.device.reserved
+        return 1 - self.layout.largest_free_run / free if free else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +285,24 @@ class CacheReset:
 
     header: Header
     freed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The pool has another limit, and this many cached blocks were evicted for it."""
+
+    header: Header
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Blocks moved to the low end of the pool."""
+
+    header: Header
+    moved_blocks: int  # 0: all that may move lies as low as it can
+    changed_tables: int
+    step_id: int  # the step that carries the copies; 0: there are none
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Commands that look into the service and change nothing."""
+"""Commands that look into the service, or administer it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def _write_pool(pool: Pool) -> None:
         f"a block holds {pool.block_size} tokens in {pool.block_bytes:,} bytes\n\n"
     )
     blocks = table("Blocks", columns, states)
+    layout = table(
+        "Layout",
+        ["", "blocks"],
+        [
+            ("limit", pool.limit),
+            ("kept from admissions", pool.watermark),
+            ("longest free run", pool.layout.largest_free_run),
+            ("free runs", pool.layout.free_runs),
+            ("highest in use", pool.layout.highest_used_block),
+        ],
+    )
     shared = table(
         "Sharing",
         ["", "now", "peak"],
@@ -62,7 +73,7 @@ def _write_pool(pool: Pool) -> None:
         ["", "count"],
         [(field.name.replace("_", " "), getattr(activity, field.name)) for field in dataclasses.fields(activity)],
     )
-    write_tables(blocks, shared, counters)
+    write_tables(blocks, layout, shared, counters)
 
 
 def sequences(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
@@ -160,6 +171,41 @@ def reset_cache(
             write_json(reset)
         else:
             write_text(f"{reset.freed_blocks} cached blocks became free at {_moment(reset.header)}\n")
+
+
+def resize(
+    context: typer.Context,
+    limit: Annotated[int, typer.Argument(min=1, help="Blocks that may be in use, cached or reserved at once.")],
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """Sets the limit of the pool, within its size. Cached blocks are evicted down to it."""
+    with session(context, address, output, timeout) as (client, fmt):
+        resized = client.resize(limit)
+        if fmt is Output.JSON:
+            write_json(resized)
+        else:
+            write_text(f"{limit:,} blocks, {resized.evicted_blocks} evicted at {_moment(resized.header)}\n")
+
+
+def compact(
+    context: typer.Context,
+    max_moves: Annotated[int, typer.Option(min=1, max=4096, help="Blocks that one step may copy.")] = 256,
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """Moves blocks of running calls to the low end of the pool, in one step of copies. The calls go on."""
+    with session(context, address, output, timeout) as (client, fmt):
+        compacted = client.compact(max_moves)
+        if fmt is Output.JSON:
+            write_json(compacted)
+        else:
+            write_text(
+                f"{compacted.moved_blocks} blocks moved, {compacted.changed_tables} tables changed "
+                f"at {_moment(compacted.header)}\n"
+            )
 
 
 def audit(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:

@@ -36,7 +36,7 @@ class GetPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPoolResponse(_message.Message):
-    __slots__ = ("header", "block_size", "block_bytes", "device", "host", "sharing", "activity")
+    __slots__ = ("header", "block_size", "block_bytes", "device", "host", "sharing", "activity", "limit", "watermark", "layout")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,9 @@ class GetPoolResponse(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     header: ReplyHeader
     block_size: int
     block_bytes: int
@@ -51,7 +54,20 @@ class GetPoolResponse(_message.Message):
     host: BlockStates
     sharing: Sharing
     activity: Activity
-    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., device: _Optional[_Union[BlockStates, _Mapping]] = ..., host: _Optional[_Union[BlockStates, _Mapping]] = ..., sharing: _Optional[_Union[Sharing, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ...) -> None: ...
+    limit: int
+    watermark: int
+    layout: Layout
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., device: _Optional[_Union[BlockStates, _Mapping]] = ..., host: _Optional[_Union[BlockStates, _Mapping]] = ..., sharing: _Optional[_Union[Sharing, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., limit: _Optional[int] = ..., watermark: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ...) -> None: ...
+
+class Layout(_message.Message):
+    __slots__ = ("free_runs", "largest_free_run", "highest_used_block")
+    FREE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FREE_RUN_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_USED_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    free_runs: int
+    largest_free_run: int
+    highest_used_block: int
+    def __init__(self, free_runs: _Optional[int] = ..., largest_free_run: _Optional[int] = ..., highest_used_block: _Optional[int] = ...) -> None: ...
 
 class BlockStates(_message.Message):
     __slots__ = ("null", "free", "reserved", "active", "sealed", "cached", "quarantined")
@@ -88,7 +104,7 @@ class Sharing(_message.Message):
     def __init__(self, table_entries: _Optional[int] = ..., referenced_blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., peak_table_entries: _Optional[int] = ..., peak_referenced_blocks: _Optional[int] = ..., peak_shared_blocks: _Optional[int] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("steps", "prompt_tokens", "cached_tokens", "computed_tokens", "sampled_tokens", "copies_on_write", "evicted_blocks", "preemptions", "step_us", "executor_us", "running", "waiting", "steps_in_flight")
+    __slots__ = ("steps", "prompt_tokens", "cached_tokens", "computed_tokens", "sampled_tokens", "copies_on_write", "evicted_blocks", "preemptions", "step_us", "executor_us", "running", "waiting", "steps_in_flight", "swapped_out_blocks", "swapped_in_blocks")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +118,8 @@ class Activity(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -115,7 +133,9 @@ class Activity(_message.Message):
     running: int
     waiting: int
     steps_in_flight: int
-    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., copies_on_write: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., step_us: _Optional[int] = ..., executor_us: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., steps_in_flight: _Optional[int] = ...) -> None: ...
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    def __init__(self, steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., copies_on_write: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., step_us: _Optional[int] = ..., executor_us: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ...) -> None: ...
 
 class ListSequencesRequest(_message.Message):
     __slots__ = ()
@@ -176,6 +196,38 @@ class ResetCacheResponse(_message.Message):
     header: ReplyHeader
     freed_blocks: int
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., freed_blocks: _Optional[int] = ...) -> None: ...
+
+class ResizeRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ResizeResponse(_message.Message):
+    __slots__ = ("header", "evicted_blocks")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    evicted_blocks: int
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., evicted_blocks: _Optional[int] = ...) -> None: ...
+
+class CompactRequest(_message.Message):
+    __slots__ = ("max_moves",)
+    MAX_MOVES_FIELD_NUMBER: _ClassVar[int]
+    max_moves: int
+    def __init__(self, max_moves: _Optional[int] = ...) -> None: ...
+
+class CompactResponse(_message.Message):
+    __slots__ = ("header", "moved_blocks", "changed_tables", "step_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_TABLES_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    moved_blocks: int
+    changed_tables: int
+    step_id: int
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., moved_blocks: _Optional[int] = ..., changed_tables: _Optional[int] = ..., step_id: _Optional[int] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
     __slots__ = ()

@@ -69,6 +69,16 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
                 _registered_method=True)
+        self.Resize = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/Resize',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.FromString,
+                _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/Compact',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.CompactRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.CompactResponse.FromString,
+                _registered_method=True)
         self.StepBatch = channel.unary_unary(
                 '/pagedkv.v1.BlockManagerService/StepBatch',
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.StepBatchRequest.SerializeToString,
@@ -148,6 +158,40 @@ class BlockManagerServiceServicer:
         | Error                | Code        | Recovery                              |
         |----------------------|-------------|---------------------------------------|
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE | no executor ever attached: wait, retry |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resize(self, request, context):
+        """Sets how many blocks may be in use, cached or reserved at once, within the
+        pool's size. Cached blocks are evicted down to it. Calls of Generate that can
+        never fit any more end with PROMPT_EXCEEDS_POOL. Holds until the next Resize,
+        also for the pools of executors that attach later, as far as they are larger.
+
+        | Error                | Code                | Recovery                                      |
+        |----------------------|---------------------|-----------------------------------------------|
+        | LIMIT_OUT_OF_RANGE   | INVALID_ARGUMENT    | at least 1, at most `most` blocks             |
+        | RESIZE_BELOW_USE     | FAILED_PRECONDITION | more is in use: wait, free, release or unpin  |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE         | no executor ever attached: wait, retry        |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Moves blocks of Generate's calls from the high end of the pool into the lowest free
+        ones, by copies in one step of the op stream, while the calls go on. Blocks of
+        engines, and what these share, stay where they are. One bounded step: call again
+        until `moved_blocks` is 0. The reply does not wait for the copies.
+
+        | Error                | Code                | Recovery                                      |
+        |----------------------|---------------------|-----------------------------------------------|
+        | COUNT_OUT_OF_RANGE   | INVALID_ARGUMENT    | at most 4,096 moves                           |
+        | WINDOW_FULL          | RESOURCE_EXHAUSTED  | the executor is behind: retry after RetryInfo |
+        | BATCH_FAILED         | ABORTED             | a fault of the service: the pool is reset     |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE         | no executor is attached: wait, retry          |
+        | DRAINING             | UNAVAILABLE         | the service is about to stop: use another     |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +288,16 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     servicer.ResetCache,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.SerializeToString,
+            ),
+            'Resize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resize,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.CompactRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.CompactResponse.SerializeToString,
             ),
             'StepBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.StepBatch,
@@ -396,6 +450,60 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/ResetCache',
             pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.ResetCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/Resize',
+            pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/Compact',
+            pagedkv_dot_v1_dot_block__manager__pb2.CompactRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.CompactResponse.FromString,
             options,
             channel_credentials,
             insecure,
