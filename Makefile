@@ -61,6 +61,10 @@ coverage-core: $(STAMP) ## that the core's tests reach every branch of the core;
 walk: $(STAMP) ## random walk of the core with its record; COMMANDS=10000000 for longer
 	$(BIN)/python tests/core/core_walk.py --commands $(or $(COMMANDS),1000000) --record docs/records
 
+.PHONY: world
+world: $(STAMP) ## every state of small worlds of the core, with its record
+	$(BIN)/python tests/core/core_world.py --record docs/records
+
 .PHONY: demo
 demo: $(STAMP) $(MODEL) ## eight prompts at once through real processes, as they stream
 	$(BIN)/python clients/python/examples/demo.py --model $(MODEL)
