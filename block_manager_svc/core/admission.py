@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 from block_manager_svc.core.errors import OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.step import I64
 
 
 class Verdict(IntEnum):
@@ -23,34 +26,45 @@ class Verdict(IntEnum):
 class Admission:
     verdict: Verdict
     cached: int  # tokens whose K/V are there already
-    needed: int  # blocks to take: new ones, and those that are found and idle
+    needed: int  # blocks to take: new ones, and those that are found and idle, or charged to others only
     shortfall: int  # blocks that are missing: now for LATER, ever for NEVER
 
 
-def judge(pool: BlockPool, *, needed: int, total: int, cached: int, watermark: int, promised: int) -> Admission:
-    """Of sequences that hold `total` blocks once they are here, of which `needed` are to be taken.
+def judge(
+    pool: BlockPool, tenant: int, found: I64, *, new: int, cached: int, watermark: int, promised: int
+) -> Admission:
+    """Of a tenant's sequences that hold the distinct blocks `found`, and `new` ones, once they are here.
 
     promised: blocks of a reservation that they may draw from.
     """
-    limit = pool.num_blocks - 1 - pool.withheld
-    if total > limit:
-        return Admission(Verdict.NEVER, cached, needed, total - limit)
-    room = pool.available() + promised
-    if pool.device.referenced:
-        room -= watermark
-    if needed > room:
-        return Admission(Verdict.LATER, cached, needed, needed - room)
-    return Admission(Verdict.OK, cached, needed, 0)
+    total, needed = new + found.size, new + pool.to_take(found, tenant)
+    most = pool.most(tenant)
+    if total > most:
+        return Admission(Verdict.NEVER, cached, needed, total - most)
+    short = _shortfall(pool, tenant, found, new, needed, watermark if pool.device.referenced else 0, promised)
+    return Admission(Verdict.LATER if short else Verdict.OK, cached, needed, short)
 
 
-def refusal(pool: BlockPool, admission: Admission) -> ResourceExhausted:
+def _shortfall(pool: BlockPool, tenant: int, found: I64, new: int, needed: int, watermark: int, promised: int) -> int:
+    accounts = pool.accounts
+    if accounts is None or tenant >= len(accounts.caches):
+        return max(0, needed - (pool.unpromised() + promised - watermark))
+    drawn = min(promised, new)
+    change = pool.change(found, tenant)
+    change[tenant] += new - drawn
+    physical = new - drawn + int(np.count_nonzero(pool.is_evictable(found))) + watermark
+    short = accounts.shortfall(change, pool.join(found, tenant), physical, pool.available())
+    return max(short, accounts.over_quota(change)[1])
+
+
+def refusal(pool: BlockPool, tenant: int, admission: Admission) -> ResourceExhausted:
     """Of an admission that is not OK."""
     if admission.verdict == Verdict.LATER:
         return OutOfBlocks(admission.needed, admission.needed - admission.shortfall)
-    limit = pool.num_blocks - 1 - pool.withheld
+    most = pool.most(tenant)
     return ResourceExhausted(
         "NEVER_FITS",
-        f"{limit + admission.shortfall} blocks at once, the pool gives {limit} at most: ask for less",
-        needed=limit + admission.shortfall,
-        limit=limit,
+        f"{most + admission.shortfall} blocks at once, the pool gives {most} at most: ask for less",
+        needed=most + admission.shortfall,
+        limit=most,
     )

@@ -28,6 +28,7 @@ def audit(
         + _pins(pool, pins)
         + _counts(pool)
         + _kept(pool, reserved)
+        + _accounts(sequences, pool)
         + _contents(sequences, pool, block_size)
     )
 
@@ -178,6 +179,43 @@ def _kept(pool: BlockPool, reserved: int) -> list[str]:
         wrong.append(
             f"{len(pool.allocator)} blocks are free, {pool.reserved} are reserved and {pool.withheld} above the limit"
         )
+    return wrong
+
+
+def _accounts(s: Sequences, pool: BlockPool) -> list[str]:
+    """Each tenant is charged for what its tables reference and what it left in the cache, and can have its floor."""
+    accounts = pool.accounts
+    if accounts is None:
+        return []
+    holders: dict[int, set[int]] = {}
+    for row in s.alive().tolist():
+        for place in s.tables.values(row, int(s.blocks[row])).tolist():
+            holders.setdefault(place, set()).add(int(s.tenant[row]))
+    idle = (pool.indexed & (pool.refcount == 0)).nonzero()[0]
+    counted = {name: np.zeros(len(accounts.caches), np.int64) for name in ("charged", "joint", "host", "host_joint")}
+    for block in idle.tolist():
+        counted["charged"][accounts.tenant_of[block]] += 1
+    wrong = []
+    for place, tenants in holders.items():
+        side, joint = ("charged", "joint") if place < pool.num_blocks else ("host", "host_joint")
+        counted[side][list(tenants)] += 1
+        if len(tenants) > 1:
+            counted[joint][list(tenants)] += 1
+        elif (told := int(accounts.tenant_of[place])) not in tenants:
+            wrong.append(f"block {place} is charged to tenant {told}, tenant {tenants} alone holds it")
+    for name, there in counted.items():
+        told_all = getattr(accounts, name)
+        wrong += [
+            f"tenant {t} has {there[t]} blocks {name}, {told_all[t]} are counted"
+            for t in (there != told_all).nonzero()[0]
+        ]
+    for tenant, cache in enumerate(accounts.caches):
+        others = cache.order()[accounts.tenant_of[cache.order()] != tenant]
+        wrong += [f"block {b} of another tenant is in the cache of tenant {tenant}" for b in others]
+    if int(accounts.reserved.sum()) != pool.reserved:
+        wrong.append(f"{accounts.reserved.sum()} blocks are reserved for tenants, {pool.reserved} in all")
+    if pool.unpromised() < 0:
+        wrong.append(f"tenants are guaranteed {-pool.unpromised()} blocks more than there are")
     return wrong
 
 

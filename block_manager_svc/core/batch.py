@@ -70,9 +70,9 @@ class Executed:
 
 
 def execute(
-    table: PageTable, commands: Sequence[Command | Refused], *, owner: int = 0, atomic: bool = False
+    table: PageTable, commands: Sequence[Command | Refused], *, owner: int = 0, tenant: int = 0, atomic: bool = False
 ) -> Executed:
-    """Executes commands in order. Sequences that are not `owner`'s count as not there.
+    """Executes commands in order. Sequences that are not `owner`'s count as not there; `tenant` is charged.
 
     atomic: the first refusal takes back all that the commands before it have done, and is raised, with the number
     `failed_item` more. Else what was refused, also before it became a command, keeps its place among the results.
@@ -80,9 +80,9 @@ def execute(
     InvalidArgument TOO_MANY_SLOTS or TOO_MANY_CHILDREN.
     """
     if not atomic:
-        return _execute(table, commands, owner)
+        return _execute(_Batch(table, owner, tenant), commands)
     with Recording(table) as recording:
-        executed = _execute(table, commands, owner, until_refused=True)
+        executed = _execute(_Batch(table, owner, tenant), commands, until_refused=True)
         if executed.results and isinstance(refused := executed.results[-1], Refused):
             recording.take_back()
             refused.numbers["failed_item"] = len(executed.results) - 1
@@ -90,10 +90,7 @@ def execute(
     return executed
 
 
-def _execute(
-    table: PageTable, commands: Sequence[Command | Refused], owner: int, *, until_refused: bool = False
-) -> Executed:
-    batch = _Batch(table, owner)
+def _execute(batch: _Batch, commands: Sequence[Command | Refused], *, until_refused: bool = False) -> Executed:
     for command in commands:
         try:
             result = command if isinstance(command, Refused) else batch.run(command)
@@ -108,12 +105,13 @@ def _execute(
 class _Batch:
     """One batch under way."""
 
-    __slots__ = ("_children", "_freed", "_named", "_owner", "_slots", "_table", "results")
+    __slots__ = ("_children", "_freed", "_named", "_owner", "_slots", "_table", "_tenant", "results")
 
-    def __init__(self, table: PageTable, owner: int) -> None:
+    def __init__(self, table: PageTable, owner: int, tenant: int) -> None:
         self.results: list[Done | Refused] = []
         self._table = table
         self._owner = owner
+        self._tenant = tenant
         self._slots = MAX_SLOTS  # that may still be named
         self._children = MAX_CHILDREN  # that may still be made
         self._named: list[I64] = []
@@ -146,7 +144,8 @@ class _Batch:
             case Swap():
                 return self._swap(command)
             case Reserve():
-                return Done(reservation=self._table.reserve(command.blocks, command.until, owner=self._owner))
+                reserve = self._table.reserve
+                return Done(reservation=reserve(command.blocks, command.until, owner=self._owner, tenant=self._tenant))
             case _:  # Release, the last of the kinds
                 ids = self._resolve(command.reservations, _made_reservation)
                 self._table.release(ids, owner=self._owner)
@@ -178,6 +177,7 @@ class _Batch:
             command.lookahead,
             command.namespace,
             owner=self._owner,
+            tenant=self._tenant,
             retention=command.retention,
             reservation=self._reservation(command.reservation),
             most=self._slots,

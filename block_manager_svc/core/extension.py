@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.ragged import RaggedArena, ranges
+from block_manager_svc.core.ragged import ranges
 from block_manager_svc.core.results import Extended
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I64
@@ -80,33 +80,35 @@ def carry_out(plan: Plan, s: Sequences, pool: BlockPool) -> Extended:
         s.tables.reserve(rows, before, before + new)
         s.blocks[rows] = before + new
     place = _place_with_copies if plan.copied.size else _place
-    return place(plan, grown, s.tables, pool)
+    return place(plan, grown, s, pool)
 
 
-def _place(plan: Plan, grown: I64, tables: RaggedArena, pool: BlockPool) -> Extended:
+def _place(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) -> Extended:
     """Gives tables the new blocks at their ends; nothing is copied."""
     if not grown.size:
         return Extended(*[_NONE_I32] * 6)
-    count, first = plan.new[grown], plan.blocks[grown]
-    at = tables.start[plan.rows[grown]] + first
+    rows, count, first = plan.rows[grown], plan.new[grown], plan.blocks[grown]
+    at, who = s.tables.start[rows] + first, s.tenant[rows]
     if plan.total > grown.size:  # some grow by several
-        at = ranges(at, count)
-    taken = pool.take(plan.total).astype(np.int32)
-    tables.data[at] = taken
+        at, who = ranges(at, count), np.repeat(who, count)
+    taken = pool.take(who).astype(np.int32)
+    s.tables.data[at] = taken
     return Extended(_NONE_I32, _NONE_I32, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken)
 
 
-def _place_with_copies(plan: Plan, grown: I64, tables: RaggedArena, pool: BlockPool) -> Extended:
+def _place_with_copies(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) -> Extended:
     """As `_place`, and puts copies in the place of shared blocks; a sequence's entries in logical order."""
     at = np.concatenate((plan.copied, np.repeat(grown, plan.new[grown])))
     entry = np.concatenate((plan.copied_entry, ranges(plan.blocks[grown], plan.new[grown])))
     source = np.concatenate((plan.copied_block, np.zeros(at.size - plan.copied.size, np.int64)))
     order = np.lexsort((entry, at))
     at, entry, source = at[order], entry[order], source[order]
-    taken = pool.take(plan.total)
-    tables.data[tables.start[plan.rows[at]] + entry] = taken
+    rows = plan.rows[at]
+    who = s.tenant[rows]
+    taken = pool.take(who)
+    s.tables.data[s.tables.start[rows] + entry] = taken
     is_copy = source > 0
-    pool.release_repeated(source[is_copy])
+    pool.release_repeated(source[is_copy], who[is_copy])
     pool.counters.copies_on_write += plan.copied.size
     changed, start, entries = np.unique(at, return_index=True, return_counts=True)
     first = entry[start]
@@ -117,7 +119,7 @@ def _place_with_copies(plan: Plan, grown: I64, tables: RaggedArena, pool: BlockP
         changed.astype(np.int32),
         first.astype(np.int32),
         count.astype(np.int32),
-        tables.gather(plan.rows[changed], first, count),
+        s.tables.gather(plan.rows[changed], first, count),
     )
 
 

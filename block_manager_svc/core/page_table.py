@@ -79,23 +79,30 @@ class PageTable(Promises):
         self._planned: Plan | None = None
 
     def create(
-        self, tokens: Integers, namespace: bytes = b"", *, owner: int = 0, retention: Retention | None = None
+        self,
+        tokens: Integers,
+        namespace: bytes = b"",
+        *,
+        owner: int = 0,
+        tenant: int = 0,
+        retention: Retention | None = None,
     ) -> int:
         """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
 
-        owner: whose it is, for `check_owner`. retention: of the blocks that it seals, finds or has moved; without one
-        it leaves these as they are. The children of a fork have their parent's of both.
+        owner: whose it is, for `check_owner`. tenant: who is charged for its blocks. retention: of the blocks that it
+        seals, finds or has moved; without one it leaves these as they are. Children of a fork have all as their parent.
         """
         content = token_ids(tokens)
         if not content.size:
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        self._check_tenant(tenant)
         s = self._sequences
         sequence = s.add()
         row = s.row(sequence)
         s.tokens.open(row, content)
         s.length[row] = content.size
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
-        s.owner[row] = owner
+        s.owner[row], s.tenant[row] = owner, tenant
         self._retentions.begin(np.array([sequence]), retention)
         self.revision += 1
         s.changed[row] = self.revision
@@ -109,6 +116,7 @@ class PageTable(Promises):
         namespace: bytes = b"",
         *,
         owner: int = 0,
+        tenant: int = 0,
         reservation: int = 0,
         retention: Retention | None = None,
         most: int | None = None,
@@ -126,6 +134,7 @@ class PageTable(Promises):
         check_length(content, "tokens", int(count.sum()), "that the counts add up to")
         if (count == 0).any():
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        self._check_tenant(tenant)
         s, pool, size = self._sequences, self._pool, self.block_size
         root = pool.index.root(namespace)
         end = count.cumsum()
@@ -135,19 +144,19 @@ class PageTable(Promises):
         cached, upto = blocks * size, count + ahead
         _check_slots(int((upto - cached).sum()), most)
         distinct = np.unique(np.concatenate([hits for _, hits in found])) if found else blocks
-        idle = int(np.count_nonzero((pool.refcount[distinct] == 0) & (pool.pinned[distinct] == 0)))
         new = int(((upto + (size - 1)) // size - blocks).sum())
-        promised = self._promised(reservation, owner)
+        promised = self._promised(reservation, owner, tenant)
         admission = judge(
             pool,
-            needed=new + idle,
-            total=new + distinct.size,
+            tenant,
+            distinct,
+            new=new,
             cached=int(cached.sum()),
             watermark=self.watermark,
             promised=promised,
         )
         if admission.verdict != Verdict.OK:
-            raise refusal(pool, admission)
+            raise refusal(pool, tenant, admission)
         self._draw(reservation, promised, new)
         ids = np.array([s.add() for _ in prompts], np.int64)
         rows = s.rows(ids)
@@ -155,10 +164,11 @@ class PageTable(Promises):
             s.tokens.open(row, prompt)
             s.node[row] = node
             if hits.size:
-                pool.share(hits)
+                pool.share(hits, tenant)
                 s.tables.open(row, hits)
+        pool.obey_quotas()
         s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
-        s.root[rows], s.owner[rows] = root, owner
+        s.root[rows], s.owner[rows], s.tenant[rows] = root, owner, tenant
         self._retentions.begin(ids, retention)
         self._retentions.apply(s, pool, rows, np.zeros_like(blocks), blocks)
         carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
@@ -172,6 +182,7 @@ class PageTable(Promises):
     def reuse(self, sequence: int) -> int:
         """References what `match` finds and counts it as computed. Returns the tokens that are computed now.
 
+        OutOfBlocks, or ResourceExhausted QUOTA_EXCEEDED, where there are several tenants.
         FailedPrecondition TABLE_NOT_EMPTY: only a sequence without blocks can begin with others'.
         """
         s = self._sequences
@@ -186,7 +197,10 @@ class PageTable(Promises):
         self._check_on_device(np.array([row]))
         node, blocks = find_own(s, self._pool, self.block_size, row)
         if blocks.size:
-            self._pool.share(blocks)
+            tenant = int(s.tenant[row])
+            self._check_found(blocks, tenant)
+            self._pool.share(blocks, tenant)
+            self._pool.obey_quotas()
             self._pool.note_peaks()
             s.tables.open(row, blocks)
             self._retentions.apply(s, self._pool, np.array([row]), np.array([0]), np.array([blocks.size]))
@@ -212,8 +226,7 @@ class PageTable(Promises):
         ids = integers(sequences, "sequences")
         to = column(upto, "upto", ids.size)
         plan = self._plan(ids, to)
-        if plan.total > self._pool.available():
-            raise OutOfBlocks(plan.total, self._pool.available())
+        self._check_room(plan)
         s = self._sequences
         s.writable[plan.rows] = np.maximum(s.writable[plan.rows], to)
         extended = carry_out(plan, s, self._pool)
@@ -275,9 +288,8 @@ class PageTable(Promises):
         plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
         shrinks = plan.blocks > plan.pages
         back = surplus(s, rows, plan.pages) if b"\1" in shrinks.tobytes() else _NONE
-        promised = self._promised(reservation, owner)
-        if plan.total > (room := self._pool.available() + back.size + promised):
-            raise OutOfBlocks(plan.total, room)
+        promised = self._promised(reservation, owner, *s.tenant[rows].tolist()) if reservation else 0
+        self._check_room(plan, back.size, promised)
         self._draw(reservation, promised, plan.total)
         give_back(s, self._pool, rows, plan.pages, back)
         if added:
@@ -374,13 +386,13 @@ class PageTable(Promises):
             s.tokens.open(row, tokens)
             if blocks:
                 s.tables.open(row, entries)
-        for name in ("length", "computed", "node", "root", "owner"):
+        for name in ("length", "computed", "node", "root", "owner", "tenant"):
             values = getattr(s, name)
             values[rows] = values[parent]
         s.blocks[rows] = blocks
         s.writable[rows] = s.computed[parent]
         self._retentions.fork(sequence, children)
-        self._pool.share(entries.astype(np.int64), count)
+        self._pool.share(entries.astype(np.int64), int(s.tenant[parent]), count)
         if s.away[parent]:
             self._residency.fork(s, parent, rows)
         self._pool.note_peaks()
@@ -449,9 +461,32 @@ class PageTable(Promises):
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""
-        return audit(
-            self._sequences, self._pool, self._pins, sum(self._reservations.values()), self._residency, self.block_size
-        )
+        reserved = sum(reserved.blocks for reserved in self._reservations.values())
+        return audit(self._sequences, self._pool, self._pins, reserved, self._residency, self.block_size)
+
+    def _check_room(self, plan: Plan, back: int = 0, promised: int = 0) -> None:
+        """That a plan finds its blocks: `back` come back by it before, `promised` may be drawn from a reservation."""
+        pool, s = self._pool, self._sequences
+        accounts = pool.accounts
+        if accounts is None:
+            if plan.total > (room := pool.available() + back + promised):
+                raise OutOfBlocks(plan.total, room)
+            return
+        who = s.tenant[plan.rows]
+        more = plan.needed - np.maximum(plan.blocks - plan.pages, 0) if back else plan.needed
+        change = np.bincount(who, more, len(accounts.caches)).astype(np.int64)
+        drawn = min(promised, plan.total)
+        if drawn:
+            change[who[0]] -= drawn
+        accounts.check(change, plan.total - back - drawn, pool.available(), plan.total)
+
+    def _check_found(self, blocks: I64, tenant: int) -> None:
+        """That a tenant may take blocks that it has found."""
+        pool = self._pool
+        if pool.accounts:
+            change, needed = pool.change(blocks, tenant), pool.to_take(blocks, tenant)
+            idle, joint = int(np.count_nonzero(pool.is_evictable(blocks))), pool.join(blocks, tenant)
+            pool.accounts.check(change, idle, pool.available(), needed, joint)
 
     def _check_on_device(self, rows: I64) -> None:
         away = self._sequences.away
@@ -500,9 +535,9 @@ class PageTable(Promises):
         # Tail before head: a block that is found only behind another goes before that other.
         tables = [s.tables.values(row, n)[::-1] for row, n in zip(rows.tolist(), blocks.tolist(), strict=True)]
         if len(tables) == 1:
-            self._pool.release(tables[0].astype(np.int64))
+            self._pool.release(tables[0].astype(np.int64), np.repeat(s.tenant[rows], blocks))
         elif tables:
-            self._pool.release_repeated(np.concatenate(tables).astype(np.int64))
+            self._pool.release_repeated(np.concatenate(tables).astype(np.int64), np.repeat(s.tenant[rows], blocks))
 
 
 def _check_slots(slots: int, most: int | None) -> None:

@@ -15,14 +15,19 @@ On the host nothing is cached: what loses its last reference there is free.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
+from block_manager_svc.core.accounts import Accounts, Caches
 from block_manager_svc.core.allocator import BitmapAllocator
-from block_manager_svc.core.eviction import MakePolicy
+from block_manager_svc.core.eviction import EvictionPolicy, MakePolicy
 from block_manager_svc.core.prefix_index import PrefixIndex
-from block_manager_svc.core.results import BlockStates, Counters, Sharing
+from block_manager_svc.core.results import BlockStates, Counters, Sharing, TenantUsage
 from block_manager_svc.core.step import I32, I64
+
+SPARE_SLOTS = 1  # of the host: only an exchange passes through
 
 
 @dataclass(slots=True)
@@ -40,7 +45,9 @@ class BlockPool:
 
     __slots__ = (
         "_idle_pinned",
+        "_make_cache",
         "_pinned",
+        "accounts",
         "allocator",
         "cached",
         "counters",
@@ -64,7 +71,9 @@ class BlockPool:
         self.allocator = BitmapAllocator(num_blocks)
         self.host_allocator = BitmapAllocator(max(num_host, 1))
         self.index = PrefixIndex(num_blocks + num_host, block_size)
-        self.cached = policy(num_blocks, self.index.tokens)
+        self._make_cache = partial(policy, num_blocks, self.index.tokens)
+        self.cached: EvictionPolicy = self._make_cache()
+        self.accounts: Accounts | None = None  # while there is one tenant, 0, without quota or floor
         self.refcount: I32 = np.zeros(num_blocks + num_host, np.int32)
         self.sealed = np.zeros(num_blocks + num_host, bool)
         self.indexed = np.zeros(num_blocks + num_host, bool)
@@ -83,6 +92,74 @@ class BlockPool:
         """Blocks that `take` can give: free, or cached and not pinned, but for those that are kept free."""
         return len(self.allocator) + len(self.cached) - self.reserved - self.withheld
 
+    def open_accounts(self, tenant: int) -> Accounts:
+        """Accounts in which there are tenants up to this one; all that there is now belongs to tenant 0."""
+        accounts = self.accounts
+        if accounts is None:
+            accounts = self.accounts = Accounts(self.num_blocks, self.refcount.size, self._make_cache)
+            accounts.admit(0)
+            accounts.caches[0] = self.cached
+            accounts.charged[0] = self.num_blocks - 1 - len(self.allocator)
+            accounts.reserved[0] = self.reserved
+            accounts.host[0] = self.host.referenced
+            self.cached = Caches(accounts)
+        accounts.admit(tenant)
+        return accounts
+
+    def room(self, tenant: int) -> int:
+        """Blocks that a tenant can take: what is available, but for its quota and for what others are guaranteed."""
+        return self.accounts.room(tenant, self.available()) if self.accounts else self.available()
+
+    def unpromised(self) -> int:
+        """What is available and not guaranteed to anybody."""
+        return self.available() - (int(self.accounts.protected().sum()) if self.accounts else 0)
+
+    def host_room(self) -> int:
+        """Host slots that can be taken: one is kept for exchanges."""
+        return max(0, len(self.host_allocator) - SPARE_SLOTS)
+
+    def most(self, tenant: int) -> int:
+        """Blocks that a tenant can ever hold at once."""
+        limit = self.num_blocks - 1 - self.withheld
+        return self.accounts.most(tenant, limit) if self.accounts else limit
+
+    def usage(self, tenant: int) -> TenantUsage:
+        if self.accounts is None:
+            if tenant:
+                return TenantUsage(0, 0, 0, 0, 0, None, 0, None)
+            charged = self.device.referenced + len(self.cached) + self._idle_pinned
+            return TenantUsage(charged, len(self.cached), self.reserved, self.host.referenced, 0, None, 0, None)
+        return self.accounts.usage(tenant)
+
+    def is_evictable(self, blocks: I64) -> NDArray[np.bool_]:
+        """Of findable blocks, those that are neither referenced nor pinned."""
+        evictable: NDArray[np.bool_] = (self.refcount[blocks] == 0) & (self.pinned[blocks] == 0)
+        return evictable
+
+    def to_take(self, found: I64, tenant: int) -> int:
+        """How many of distinct blocks that are found add to what the tenant uses: evictable, or charged to others."""
+        take = self.is_evictable(found)
+        if self.accounts:
+            take |= self.accounts.is_charged(found, tenant) == 0
+        return int(np.count_nonzero(take))
+
+    def change(self, found: I64, tenant: int) -> I64:
+        """By tenant, how many blocks more are used when one takes distinct blocks that are found.
+
+        What is pinned and idle was used by the one who left it there.
+        """
+        assert self.accounts
+        left = found[(self.refcount[found] == 0) & (self.pinned[found] > 0)]
+        change: I64 = -self.accounts.bill(left)
+        change[tenant] += self.to_take(found, tenant) + int(self.accounts.is_charged(left, tenant).sum())
+        return change
+
+    def join(self, found: I64, tenant: int) -> I64:
+        """By tenant, how many of distinct blocks that are found become joint when the tenant takes them."""
+        assert self.accounts
+        busy = found[self.refcount[found] > 0]
+        return self.accounts.join(busy[self.accounts.is_charged(busy, tenant) == 0], tenant)
+
     def keep(self, reserved: int, withheld: int) -> None:
         """So many blocks are kept free from now on; evicts what the free ones fall short of."""
         self.reserved, self.withheld = reserved, withheld
@@ -96,26 +173,43 @@ class BlockPool:
     def _evict(self, count: int) -> None:
         if count <= 0:
             return
-        victims = self.cached.evict(count)
+        self._give_up(self.cached.evict(count))
+
+    def _give_up(self, victims: I64) -> None:
+        """Blocks that have left the cache for good are free."""
         self.index.remove(victims.tolist())
         self.indexed[victims] = False
         self.sealed[victims] = False
         self.allocator.free(victims)
-        self.counters.evicted_blocks += count
+        self.counters.evicted_blocks += victims.size
+        if self.accounts:
+            self.accounts.lose(victims)
 
-    def take(self, count: int) -> I64:
-        """`count` blocks of the device with one reference each, as `claim` gives them."""
+    def obey_quotas(self) -> None:
+        """Who is charged more than its quota gives up what it has in the cache."""
+        if self.accounts:
+            for cache, count in self.accounts.excess():
+                self._give_up(cache.evict(count))
+
+    def take(self, who: I64) -> I64:
+        """A block of the device for each of these tenants, with one reference, as `claim` gives them."""
+        count = who.size
+        if self.accounts:
+            self.accounts.take(who)
+            self.obey_quotas()
         blocks = self.claim(count)
+        if self.accounts:
+            self.accounts.assign(blocks, who)
         self.refcount[blocks] = 1
         self.counters.allocated_blocks += count
         self.device.entries += count
         self.device.referenced += count
         return blocks
 
-    def share(self, blocks: I64, count: int = 1) -> None:
-        """`count` more references to each of some distinct blocks; those that were cached leave the cache."""
+    def share(self, blocks: I64, tenant: int, count: int = 1) -> None:
+        """`count` more references of a tenant to each of some distinct blocks; what was cached leaves the cache."""
         if self.host.entries and (away := blocks >= self.num_blocks).any():
-            self._share_host(blocks[away], count)
+            self._share_host(blocks[away], tenant, count)
             blocks = blocks[~away]
         before = self.refcount[blocks]
         idle = blocks[before == 0]
@@ -126,25 +220,36 @@ class BlockPool:
             self._idle_pinned -= idle.size - evictable.size
             self.device.referenced += idle.size
             self.device.sealed += idle.size
+        if self.accounts:
+            self.accounts.share(blocks, before, count, tenant)
         self.refcount[blocks] = before + count
         self.device.entries += count * blocks.size
         self.device.shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
 
-    def _share_host(self, blocks: I64, count: int) -> None:
+    def _share_host(self, blocks: I64, tenant: int, count: int) -> None:
         """As `share`; nothing is cached on the host."""
         before = self.refcount[blocks]
+        if self.accounts:
+            self.accounts.share(blocks, before, count, tenant)
         self.refcount[blocks] = before + count
         self.host.entries += count * blocks.size
         self.host.shared += int(np.count_nonzero((before < 2) & (before + count >= 2)))
 
-    def release(self, blocks: I64) -> None:
-        """One reference less for each of some distinct blocks. What becomes cached is evicted in this order."""
+    def release(self, blocks: I64, who: I64) -> None:
+        """One reference less, of tenant who[i], for each of some distinct blocks.
+
+        What becomes cached is evicted in this order.
+        """
+        if self.accounts:
+            self.accounts.release(blocks, who)
         before = self.refcount[blocks]
         self.refcount[blocks] = before - 1
         self._settle(blocks, before, before - 1, blocks.size)
 
-    def release_repeated(self, blocks: I64) -> None:
+    def release_repeated(self, blocks: I64, who: I64) -> None:
         """As `release`, for blocks that may be named several times; the last mention of each gives its place."""
+        if self.accounts:
+            self.accounts.release(blocks, who)
         last = np.unique(blocks[::-1], return_index=True)[1]
         distinct = blocks[np.sort(blocks.size - 1 - last)]
         before = self.refcount[distinct]
@@ -174,6 +279,8 @@ class BlockPool:
         gone = dropped[~keep]
         self.sealed[gone] = False
         self.allocator.free(gone)
+        if self.accounts:
+            self.accounts.lose(gone)
 
     def _settle_host(self, blocks: I64, before: I32, after: I32) -> int:
         """As `_settle`, on the host. Returns by how much the refcounts fell."""
@@ -187,6 +294,8 @@ class BlockPool:
         self.indexed[gone] = False
         self.sealed[gone] = False
         self.host_allocator.free(gone - self.num_blocks)
+        if self.accounts:
+            self.accounts.lose_host(gone)
         return fell
 
     def move(self, old: I64, new: I64) -> None:
@@ -204,6 +313,8 @@ class BlockPool:
         self.indexed[old] = False
         self.indexed[new] = indexed
         self.cached.forget(old[old < self.num_blocks])
+        if self.accounts:
+            self.accounts.move(old, new)
 
     def cross(self, places: I64, source: Use, target: Use) -> None:
         """Referenced blocks that lie at `places` now have changed sides."""
@@ -260,6 +371,8 @@ class BlockPool:
         self._pinned = self._idle_pinned = 0
         self.sealed[idle] = False
         self.allocator.free(idle)
+        if self.accounts:
+            self.accounts.lose(idle)
         return int(idle.size)
 
     def _not_pinned(self, blocks: I64) -> I64:

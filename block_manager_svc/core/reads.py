@@ -10,7 +10,7 @@ from block_manager_svc.core.arguments import Integers, column, integers, token_i
 from block_manager_svc.core.chain import find, find_own
 from block_manager_svc.core.errors import InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.results import BlockStates, Counters, Layout, Match, Sharing, Tables
+from block_manager_svc.core.results import BlockStates, Counters, Layout, Match, Sharing, Tables, TenantUsage
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 
@@ -31,27 +31,34 @@ class Reads:
     def counters(self) -> Counters:
         return self._pool.counters
 
-    def available(self) -> int:
-        """Blocks that can be taken: free, or cached and evictable; without what is reserved or above the limit."""
-        return self._pool.available()
+    def available(self, tenant: int = 0) -> int:
+        """Blocks that a tenant can take: free, or cached and evictable, within its quota.
+
+        Without what is reserved, above the limit, or needed to bring other tenants up to their floors.
+        """
+        return self._pool.room(tenant)
+
+    def usage(self, tenant: int) -> TenantUsage:
+        """What a tenant is charged for, and may be."""
+        return self._pool.usage(tenant)
 
     @property
     def limit(self) -> int:
         """Blocks that may be in use, cached or reserved at once."""
         return self.num_blocks - 1 - self._pool.withheld
 
-    def admission(self, tokens: Integers, lookahead: int = 0, namespace: bytes = b"") -> Admission:
+    def admission(self, tokens: Integers, lookahead: int = 0, namespace: bytes = b"", *, tenant: int = 0) -> Admission:
         """Whether `begin` would let in one sequence of `tokens` (int32, at least one) now. Takes nothing."""
         pool, size = self._pool, self.block_size
         content = token_ids(tokens)
         whole = max(content.size - 1, 0) // size * size
         _, blocks = find(pool, pool.index.root(namespace), content[:whole])
         total = -(-(content.size + lookahead) // size)
-        idle = int(np.count_nonzero((pool.refcount[blocks] == 0) & (pool.pinned[blocks] == 0)))
         return judge(
             pool,
-            needed=total - blocks.size + idle,
-            total=total,
+            tenant,
+            blocks,
+            new=total - blocks.size,
             cached=blocks.size * size,
             watermark=self.watermark,
             promised=0,

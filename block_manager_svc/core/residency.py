@@ -19,12 +19,10 @@ import numpy as np
 
 from block_manager_svc.core.errors import OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.moves import distinct, entries_of, point
-from block_manager_svc.core.pool import BlockPool
+from block_manager_svc.core.pool import SPARE_SLOTS, BlockPool
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
 from block_manager_svc.core.tail import give_back, surplus
-
-_SPARE = 1  # host slots that only an exchange passes through
 
 
 class SwapPlan(NamedTuple):
@@ -63,18 +61,7 @@ class Residency:
         entries = entries_of(s, coming, s.blocks[coming])
         ins = distinct(entries[entries >= pool.num_blocks])
 
-        slots = max(0, len(pool.host_allocator) - _SPARE) + ins.size
-        if outs.size > slots:
-            raise ResourceExhausted(
-                "OUT_OF_HOST_SLOTS",
-                f"{outs.size} blocks are to move to the host, {slots} of its slots are free: swap fewer sequences out, "
-                "or drop them, to compute them again",
-                needed=outs.size,
-                available=slots,
-            )
-        room = pool.available() + back.size + outs.size
-        if ins.size > room:
-            raise OutOfBlocks(ins.size, room)
+        _check_room(s, pool, leaving, back, pages, outs, ins)
         return SwapPlan(out, leaving, coming, pages, back, outs, ins)
 
     def carry_out(self, plan: SwapPlan, s: Sequences, pool: BlockPool) -> tuple[BlockOps, I64]:
@@ -84,6 +71,9 @@ class Residency:
         s.writable[plan.leaving] = s.computed[plan.leaving]
         old = np.concatenate((plan.outs, plan.ins))
         left = plan.outs.size
+        if pool.accounts:
+            pool.accounts.cross(plan.outs, plan.ins)
+            pool.obey_quotas()
         new, ops = _claim(pool, plan.outs, plan.ins)
         pool.move(old, new)
         pool.cross(new[:left], pool.device, pool.host)
@@ -145,7 +135,7 @@ class Residency:
         wrong += [
             f"place {place} is held by nobody that is swapped out" for place in self._holders.keys() - named.keys()
         ]
-        if pool.num_host > _SPARE + 1 and len(pool.host_allocator) < _SPARE:
+        if pool.num_host > SPARE_SLOTS + 1 and len(pool.host_allocator) < SPARE_SLOTS:
             wrong.append("the spare host slot is taken")
         return wrong
 
@@ -183,6 +173,30 @@ class Residency:
             ids.remove(sequence)
             if not ids:
                 del self._holders[place]
+
+
+def _check_room(s: Sequences, pool: BlockPool, leaving: I64, back: I64, pages: I64, outs: I64, ins: I64) -> None:
+    """That both sides have room for what moves, once rows `leaving` gave `back` what lies behind their `pages`."""
+    free = pool.host_room()
+    short = max(0, outs.size - ins.size - free)
+    accounts = pool.accounts
+    if accounts:
+        bill = accounts.bill(outs) - accounts.bill(ins)
+        joint = accounts.bill_joint(outs) - accounts.bill_joint(ins)
+        short = accounts.check_host(bill, joint, outs.size - ins.size, free)
+    if short:
+        raise ResourceExhausted(
+            "OUT_OF_HOST_SLOTS",
+            f"{outs.size} blocks are to move to the host, {outs.size - short} of its slots are free: swap fewer "
+            "sequences out, or drop them, to compute them again",
+            needed=outs.size,
+            available=outs.size - short,
+        )
+    if accounts:
+        given = np.bincount(s.tenant[leaving], s.blocks[leaving] - pages, len(accounts.caches)).astype(np.int64)
+        accounts.check(-bill - given, ins.size - outs.size - back.size, pool.available(), ins.size, -joint)
+    elif ins.size > (room := pool.available() + back.size + outs.size):
+        raise OutOfBlocks(ins.size, room)
 
 
 def _claim(pool: BlockPool, outs: I64, ins: I64) -> tuple[I64, BlockOps]:

@@ -133,3 +133,17 @@ class Sharing:
     table_entries: int  # over all block tables
     referenced_blocks: int  # distinct blocks that these name
     shared_blocks: int  # blocks named by two entries or more
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """Blocks of the device that a tenant is charged for, of which `cached` can be evicted; its part of the host."""
+
+    charged: int
+    cached: int
+    reserved: int
+    host: int
+    floor: int
+    quota: int | None  # None: none
+    host_floor: int
+    host_quota: int | None

@@ -14,7 +14,7 @@ from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
-_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "away", "owner", "changed")
+_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "away", "owner", "tenant", "changed")
 
 
 class Sequences:
@@ -28,6 +28,7 @@ class Sequences:
     node      of the prefix index, after computed // block_size blocks; NO_NODE: what follows is not to be found
     root      of the prefix index, the namespace's
     owner     whose it is, as its creator said
+    tenant    who is charged for its blocks
     changed   revision of the page table at which the entries of the block table last changed
     away      1: swapped out; its blocks are on the host, but for those that a sequence on the device shares
     """
@@ -42,6 +43,7 @@ class Sequences:
     node: I64
     root: I64
     owner: I64
+    tenant: I64
     changed: I64
     away: I64
 

@@ -31,8 +31,9 @@ def surplus(s: Sequences, rows: I64, pages: I64) -> I64:
 def give_back(s: Sequences, pool: BlockPool, rows: I64, pages: I64, blocks: I64) -> None:
     """Cuts each table to pages[i] entries at most; `blocks` is its `surplus`."""
     if blocks.size:
+        who = np.repeat(s.tenant[rows], np.maximum(s.blocks[rows] - pages, 0))[::-1]
         s.blocks[rows] = np.minimum(s.blocks[rows], pages)
-        pool.release_repeated(blocks)
+        pool.release_repeated(blocks, who)
 
 
 def slots(s: Sequences, size: int, rows: I64, first: I64, upto: I64) -> I64:

@@ -38,6 +38,10 @@ class Terms(Generic[T]):
             raise self._not_found(held)
         return found[1]
 
+    def held(self, held: int) -> T:
+        """What is held under an id, whoever's it is."""
+        return self._held[held][1]
+
     def check(self, ids: list[int], owner: int) -> None:
         """That all of these are held, and distinct; NotFound as `get`."""
         seen: set[int] = set()

@@ -88,6 +88,9 @@ class Recording:
             view.log = self._log
             return view
         if kind in _CONTAINERS:
+            for each in value if kind is list else ():  # type: ignore[attr-defined]
+                if type(each).__module__.startswith("block_manager_svc.core") and not isinstance(each, _LEFT_ALONE):
+                    self._visit(each)
             return _CONTAINERS[kind](value, self._log)
         if kind is tuple:
             for each in value:  # type: ignore[attr-defined]
@@ -195,7 +198,7 @@ class _List(MutableSequence[Any]):
 
 
 class _Dict(MutableMapping[Any, Any]):
-    """Lists that are its values record too."""
+    """Lists and dictionaries that are its values record too."""
 
     __slots__ = ("_held", "_log")
 
@@ -214,14 +217,14 @@ class _Dict(MutableMapping[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         value = self._held[key]
-        return _List(value, self._log) if type(value) is list else value
+        return _CONTAINERS[type(value)](value, self._log) if type(value) in (list, dict) else value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key in self._held:
             self._log.append(partial(self._held.__setitem__, key, self._held[key]))
         else:
             self._log.append(partial(self._held.__delitem__, key))
-        self._held[key] = value._held if isinstance(value, _List) else value
+        self._held[key] = value._held if isinstance(value, _List | _Dict) else value
 
     def __delitem__(self, key: Any) -> None:
         self._log.append(partial(self._held.__setitem__, key, self._held[key]))

@@ -6,10 +6,11 @@ Also a device: each slot holds what was last written to it, so that what a seque
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
+from core_model_accounts import ModelAccounts, ModelQuota
 
 from block_manager_svc.core import Extended, PageTable, Retention
 from block_manager_svc.core.admission import Verdict
@@ -24,6 +25,7 @@ class ModelSequence:
     writable: int = 0
     table: list[int] = field(default_factory=list)
     away: bool = False  # swapped out
+    tenant: int = 0
     node: object = None  # of the index, after the computed full blocks; None: what follows is not indexed
 
 
@@ -41,7 +43,8 @@ class Model:
         self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
         self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
         self.known: set[int] = set()  # blocks that were cached since they hold what they do
-        self.ghosts: list[list[int]] = []  # tokens of blocks that left the small queue, the oldest first
+        # Tokens of blocks that left the small queue, the oldest first; by tenant.
+        self.ghosts: dict[int, list[list[int]]] = defaultdict(list)
         self.most_ghosts = num_blocks * 9 // 10
         self.retention: dict[int, Retention] = {}  # of sequences
         self.retained: dict[int, Retention] = {}  # of blocks
@@ -55,7 +58,10 @@ class Model:
         self.sequences: dict[int, ModelSequence] = {}
         self.pins: dict[int, tuple[int, list[tuple[int, object]]]] = {}  # pin -> until, (block, its node) each
         self.reservations: dict[int, tuple[int, int]] = {}  # reservation -> until, blocks
+        self.reservation_of: dict[int, int] = {}  # reservation -> tenant
         self.withheld = 0  # blocks above the limit
+        self.owner: dict[int, int] = defaultdict(int)  # place -> the tenant whose cache knows it
+        self.accounts: ModelAccounts | None = None
         self.copies = self.evicted = self.allocated = 0
         self.peaks: tuple[int, ...] = (0, 0, 0)  # of all states that were compared
         self._nodes = itertools.count()
@@ -66,8 +72,64 @@ class Model:
     def pinned(self, block: int) -> bool:
         return any((block, self.node_of.get(block)) in held for _, held in self.pins.values())
 
-    def pin(self, pin: int, tokens: list[int], namespace: bytes, until: int) -> int:
-        """Returns the blocks that are pinned; 0 makes no pin."""
+    def admit(self, tenant: int) -> None:
+        if tenant or self.accounts:
+            self.accounts = self.accounts or ModelAccounts(self)
+            self.accounts.admit(tenant)
+
+    def fits(self, change: dict[int, int], physical: int, joint: Counter[int] | None = None) -> bool:
+        """change: by tenant, the blocks that are used more, and jointly; physical: those that are available less."""
+        if self.accounts:
+            return self.accounts.fits(Counter(change), physical, joint)
+        return physical <= self.available()
+
+    def room(self, tenant: int) -> int:
+        return self.accounts.room(tenant) if self.accounts else self.available()
+
+    def obey_quotas(self) -> None:
+        if self.accounts:
+            self.accounts.obey()
+
+    def set_quota(self, tenant: int, quota: ModelQuota) -> bool:
+        self.accounts = self.accounts or ModelAccounts(self)
+        self.accounts.admit(tenant)
+        before, self.accounts.quotas[tenant] = self.accounts.quotas[tenant], quota
+        host = sum(
+            max(0, q.host_floor - self.accounts.host(t) + self.accounts.joint(t, on_host=True))
+            for t, q in enumerate(self.accounts.quotas)
+        )
+        if sum(self.accounts.protected()) > self.available() or host > max(0, len(self.free_slots) - 1):
+            self.accounts.quotas[tenant] = before
+            return False
+        self.obey_quotas()
+        return True
+
+    def new_for(self, found: list[int], tenant: int) -> int:
+        """Blocks that are found, and that the tenant uses more by taking them."""
+        return sum(
+            block in self.cached or (self.accounts is not None and not self.accounts.is_charged(block, tenant))
+            for block in set(found)
+        )
+
+    def _take_over(self, found: list[int], tenant: int) -> None:
+        """Idle blocks are the tenant's from now on; before it is in anybody's table."""
+        for block in found:
+            if not self.refcount(block) and self.owner[block] != tenant:
+                self._forget(block)
+                self.owner[block] = tenant
+
+    def _pop(self, s: ModelSequence) -> int:
+        """A sequence gives back its last entry. What one tenant alone holds then is its own."""
+        block = s.table.pop()
+        holders = {other.tenant for other in self.sequences.values() if block in other.table}
+        if s.tenant not in holders and len(holders) == 1 and holders != {self.owner[block]}:
+            if block < self.num_blocks:
+                self._forget(block)
+            (self.owner[block],) = holders
+        return block
+
+    def pin(self, pin: int, tokens: list[int], namespace: bytes, until: int) -> int | None:
+        """Returns the blocks that are pinned; 0 makes no pin. None: others need them to be evictable."""
         node: object = ("root", namespace)
         held: list[tuple[int, object]] = []
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
@@ -76,6 +138,9 @@ class Model:
                 break
             node = self.node_of[block]
             held.append((block, node))
+        idle = [block for block, _ in held if block in self.cached]
+        if not self.fits(Counter(self.owner[block] for block in idle), len(idle)):
+            return None
         if held:
             self.pins[pin] = until, held
             self._uncache([block for block, _ in held])
@@ -105,7 +170,7 @@ class Model:
         self.sealed -= set(idle)
         self.free_blocks |= set(idle)
         while self.cached:
-            self._victim()
+            self.victim()
         for block in list(self.node_of):
             self._forget(block)
         self.index, self.node_of = {}, {}
@@ -121,17 +186,21 @@ class Model:
         """Blocks that stay free: reserved, or above the limit."""
         return sum(blocks for _, blocks in self.reservations.values()) + self.withheld
 
-    def reserve(self, reservation: int, blocks: int, until: int) -> bool:
-        if blocks > self.available():
+    def reserve(self, reservation: int, blocks: int, until: int, tenant: int = 0) -> bool:
+        self.admit(tenant)
+        if not self.fits({tenant: blocks}, blocks):
             return False
+        self.reservation_of[reservation] = tenant
         self.reservations[reservation] = until, blocks
+        self.obey_quotas()
         self._evict_for(0)
         return True
 
     def resize(self, limit: int) -> int | None:
         """Returns how many blocks are evicted; None if too many cannot be."""
         withheld = self.num_blocks - 1 - limit
-        if self.available() + self.withheld < withheld:
+        guaranteed = sum(self.accounts.protected()) if self.accounts else 0
+        if self.available() - guaranteed + self.withheld < withheld:
             return None
         before, self.withheld = self.evicted, withheld
         self._evict_for(0)
@@ -163,18 +232,28 @@ class Model:
         }
         self.pins = {pin: (until, pinned[pin]) for pin, (until, _) in self.pins.items()}
         self.node_of = {to.get(b, b): node for b, node in self.node_of.items()}
+        self.owner.update({new: self.owner[old] for old, new in to.items()})
         for s in self.sequences.values():
             s.table = [to.get(b, b) for b in s.table]
 
-    def create(self, sequence: int, tokens: list[int], namespace: bytes, retention: Retention | None = None) -> None:
-        self.sequences[sequence] = ModelSequence(list(tokens), namespace, node=("root", namespace))
+    def create(
+        self,
+        sequence: int,
+        tokens: list[int],
+        namespace: bytes,
+        retention: Retention | None = None,
+        tenant: int = 0,
+    ) -> None:
+        self.admit(tenant)
+        self.sequences[sequence] = ModelSequence(list(tokens), namespace, tenant=tenant, node=("root", namespace))
         if retention:
             self.retention[sequence] = retention
 
     def admission(
-        self, prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0
+        self, prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0, tenant: int = 0
     ) -> tuple[Verdict, int, int]:
         """The verdict, the tokens found, and the blocks that fall short."""
+        self.admit(tenant)
         found, new = set(), 0
         cached = 0
         for tokens, ahead in zip(prompts, lookahead, strict=True):
@@ -183,15 +262,30 @@ class Model:
             cached += len(hits) * self.block_size
             new += self._pages(len(tokens) + ahead) - len(hits)
         limit = self.num_blocks - 1 - self.withheld
-        if new + len(found) > limit:
-            return Verdict.NEVER, cached, new + len(found) - limit
+        most = self.accounts.most(tenant, limit) if self.accounts else limit
+        if new + len(found) > most:
+            return Verdict.NEVER, cached, new + len(found) - most
         in_use = any(block < self.num_blocks for s in self.sequences.values() for block in s.table)
-        room = self.available() + self.reservations.get(reservation, (0, 0))[1] - (self.watermark if in_use else 0)
-        needed = new + len(found & set(self.cached))
-        return (Verdict.OK, cached, 0) if needed <= room else (Verdict.LATER, cached, needed - room)
+        promised, watermark = self.reservations.get(reservation, (0, 0))[1], self.watermark if in_use else 0
+        needed = new + self.new_for(list(found), tenant)
+        short = max(0, needed - self.available() - promised + watermark)
+        if self.accounts:
+            drawn = min(promised, new)
+            physical = new - drawn + len(found & set(self.cached)) + watermark
+            joins = self.accounts.joins(list(found), tenant)
+            change = self.accounts.change(list(found), tenant)
+            change[tenant] += new - drawn
+            short = self.accounts.short(change, joins, physical)
+        return Verdict.LATER if short else Verdict.OK, cached, short
 
     def begin(
-        self, ids: list[int], prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0
+        self,
+        ids: list[int],
+        prompts: list[list[int]],
+        lookahead: list[int],
+        namespace: bytes,
+        reservation: int = 0,
+        tenant: int = 0,
     ) -> None:
         hits = [self._hits(tokens, namespace) for tokens in prompts]
         new = sum(
@@ -203,11 +297,14 @@ class Model:
             self.reservations[reservation] = until, promised - new
         for sequence, tokens, (node, found) in zip(ids, prompts, hits, strict=True):
             computed = len(found) * self.block_size
-            self.sequences[sequence] = ModelSequence(
-                list(tokens), namespace, computed, computed, list(found), node=node
-            )
             self._uncache(found)
-        extended = self.extend(ids, [len(tokens) + ahead for tokens, ahead in zip(prompts, lookahead, strict=True)])
+            self._take_over(found, tenant)
+            self.sequences[sequence] = ModelSequence(
+                list(tokens), namespace, computed, computed, list(found), tenant=tenant, node=node
+            )
+        self.obey_quotas()
+        upto = [len(tokens) + ahead for tokens, ahead in zip(prompts, lookahead, strict=True)]
+        extended = self.extend(ids, upto)
         assert extended is not None
         assert not extended[0]  # no copies
 
@@ -226,13 +323,20 @@ class Model:
             node = self.node_of[block]
         return node, found
 
-    def reuse(self, sequence: int) -> int:
+    def reuse(self, sequence: int) -> int | None:
+        """None: its tenant may not take what is found."""
         node, found = self.hits(sequence)
         s = self.sequences[sequence]
+        if self.accounts and found:
+            more, idle = self.accounts.change(found, s.tenant), sum(block in self.cached for block in found)
+            if not self.fits(more, idle, self.accounts.joins(found, s.tenant)):
+                return None
+        self._uncache(found)
+        self._take_over(found, s.tenant)
         s.table = found
         s.computed = s.writable = len(found) * self.block_size
         s.node = node
-        self._uncache(found)
+        self.obey_quotas()
         self._retain(sequence, found)
         return s.computed
 
@@ -254,12 +358,14 @@ class Model:
         return changes
 
     def extend(
-        self, sequences: list[int], upto: list[int]
+        self, sequences: list[int], upto: list[int], checked: bool = True
     ) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]]] | None:
         """The copies, and for each sequence its changed entries; None if there are too few blocks."""
         changes = self.changes(sequences, upto)
-        needed = sum(len(mine) for mine in changes)
-        if needed > self.available():
+        needed: Counter[int] = Counter()
+        for sequence, mine in zip(sequences, changes, strict=True):
+            needed[self.sequences[sequence].tenant] += len(mine)
+        if checked and not self.fits(needed, needed.total()):
             return None
         # What is written in place stops being findable.
         for sequence, to, mine in zip(sequences, upto, changes, strict=True):
@@ -269,7 +375,12 @@ class Model:
                 for place in range(s.computed // self.block_size, -(-to // self.block_size)):
                     if place < len(s.table) and place not in moved:
                         self._unseal(s.table[place])
-        self._evict_for(needed)
+        if needed.total() and self.accounts:
+            self.accounts.pending = needed
+            self.obey_quotas()
+        self._evict_for(needed.total())
+        if self.accounts:
+            self.accounts.pending = Counter()
         copies = []
         deltas: dict[int, dict[int, int]] = {}
         for i, (sequence, to, mine) in enumerate(zip(sequences, upto, changes, strict=True)):
@@ -277,11 +388,12 @@ class Model:
             for kind, place in mine:
                 block = min(self.free_blocks)
                 self.free_blocks.remove(block)
+                self.owner[block] = s.tenant
                 self.allocated += 1
                 if kind == "copy":
                     copies.append((s.table[place], block))
                     self.copies += 1
-                    s.table[place] = block
+                    self._swap_entry(s, place, block)
                 else:
                     s.table.append(block)
                 deltas.setdefault(i, {})[place] = block
@@ -290,10 +402,19 @@ class Model:
 
     def _evict_for(self, needed: int) -> None:
         while len(self.free_blocks) < needed + self.kept():
-            victim = self._victim()
-            self._unseal(victim)
-            self.free_blocks.add(victim)
-            self.evicted += 1
+            self.evict(self.victim())
+
+    def evict(self, victim: int) -> None:
+        self._unseal(victim)
+        self.free_blocks.add(victim)
+        self.evicted += 1
+
+    def _swap_entry(self, s: ModelSequence, place: int, block: int) -> None:
+        """A copy comes into the place of a shared block, which its sequence gives back."""
+        s.table[place], s.table[-1] = s.table[-1], s.table[place]
+        self._pop(s)
+        s.table.append(block)
+        s.table[place], s.table[-1] = s.table[-1], s.table[place]
 
     def commit(self, sequence: int, upto: int) -> None:
         s = self.sequences[sequence]
@@ -319,7 +440,7 @@ class Model:
         if sequence in self.retention:
             self.retention[child] = self.retention[sequence]
         self.sequences[child] = ModelSequence(
-            list(s.tokens), s.namespace, s.computed, s.computed, held, away=s.away, node=s.node
+            list(s.tokens), s.namespace, s.computed, s.computed, held, away=s.away, tenant=s.tenant, node=s.node
         )
 
     def swap(self, out: list[int], in_: list[int]) -> list[tuple[str, int, int]] | str:
@@ -327,26 +448,39 @@ class Model:
         leaving = [i for i in out if not self.sequences[i].away]
         coming = [i for i in in_ if self.sequences[i].away]
         after = ({i for i, s in self.sequences.items() if s.away} | set(leaving)) - set(coming)
-        back, outs, ins = 0, [], []
+        back: Counter[int] = Counter()
+        outs, ins = [], []
         for i in out:
             s = self.sequences[i]
             kept = s.table[: self._pages(s.computed)]
-            back += len(s.table) - len(kept)
+            back[s.tenant] += len(s.table) - len(kept)
             for block in kept:
                 holders = {k for k, other in self.sequences.items() if block in other.table}
                 if block < self.num_blocks and block not in outs and holders <= after and not self.pinned(block):
                     outs.append(block)
         for i in coming:
             ins += [b for b in self.sequences[i].table if b >= self.num_blocks and b not in ins]
-        if len(outs) > max(0, len(self.free_slots) - 1) + len(ins):
+        free, moved = max(0, len(self.free_slots) - 1), len(outs) - len(ins)
+        bill: Counter[int] = Counter()  # by tenant, what leaves the device, less what comes
+        joint: Counter[int] = Counter()  # of this, what is joint
+        for places, sign in ((outs, 1), (ins, -1)):
+            for holders in map(self.accounts.holders, places) if self.accounts else ():
+                bill.update(dict.fromkeys(holders, sign))
+                joint.update(dict.fromkeys(holders, sign * (len(holders) > 1)))
+        if not (self.accounts.fits_host(bill, joint, moved, free) if self.accounts else moved <= free):
             return "host"
-        if len(ins) > self.available() + back + len(outs):
+        change = {t: -bill[t] - back[t] for t in bill.keys() | back.keys()}
+        if not self.fits(change, -moved - back.total(), Counter({t: -n for t, n in joint.items()})):
             return "device"
 
         for i in leaving:
             s = self.sequences[i]
             self._cut(s, self._pages(s.computed))
             s.writable = s.computed
+        if self.accounts:
+            self.accounts.pending = Counter({t: -n for t, n in bill.items()})
+            self.accounts.pending_joint = Counter({t: -n for t, n in joint.items()})
+            self.obey_quotas()
         moves, to = [], {}
         outs_left, ins_left = list(outs), list(ins)
         while outs_left or ins_left:
@@ -370,6 +504,9 @@ class Model:
         for block in outs:
             self._forget(block)
         self._move(to)
+        if self.accounts:
+            self.accounts.pending = Counter()
+            self.accounts.pending_joint = Counter()
         for i in leaving:
             self.sequences[i].away = True
         for i in coming:
@@ -384,10 +521,16 @@ class Model:
         chosen = [self.sequences[sequence] for sequence in sequences]
         length = [len(s.tokens) + len(new) for s, new in zip(chosen, tokens, strict=True)]
         upto = [n + ahead for n, ahead in zip(length, lookahead, strict=True)]
-        back = sum(max(len(s.table) - self._pages(to), 0) for s, to in zip(chosen, upto, strict=True))
-        needed = sum(len(mine) for mine in self.changes(sequences, upto))
         until, promised = self.reservations.get(reservation, (0, 0))
-        if needed > self.available() + back + promised:
+        change: Counter[int] = Counter()
+        needed = 0
+        for s, to, mine in zip(chosen, upto, self.changes(sequences, upto), strict=True):
+            needed += len(mine)
+            change[s.tenant] += len(mine) - max(len(s.table) - self._pages(to), 0)
+        physical = change.total() - min(promised, needed)
+        if promised and chosen:
+            change[chosen[0].tenant] -= min(promised, needed)
+        if not self.fits(change, physical):
             return None
         if promised > needed:
             self.reservations[reservation] = until, promised - needed
@@ -398,7 +541,7 @@ class Model:
             self._cut(s, self._pages(to))
             s.tokens += new
             s.writable = to
-        extended = self.extend(sequences, upto)
+        extended = self.extend(sequences, upto, checked=False)
         assert extended is not None
         size = self.block_size
         slots = [
@@ -421,7 +564,7 @@ class Model:
         for sequence, length in zip(reversed(sequences), reversed(lengths), strict=True):
             s = self.sequences[sequence]
             while len(s.table) > self._pages(length):
-                given.append(s.table.pop())
+                given.append(self._pop(s))
         for i, block in enumerate(given):
             if block not in given[i + 1 :] and self.refcount(block) == 0:
                 self._give_back(block)
@@ -448,7 +591,7 @@ class Model:
 
     def _cut(self, s: ModelSequence, pages: int) -> None:
         while len(s.table) > pages:  # the tail first
-            block = s.table.pop()
+            block = self._pop(s)
             if self.refcount(block) == 0:
                 self._give_back(block)
 
@@ -477,8 +620,9 @@ class Model:
 
     def _cache(self, block: int) -> None:
         self.cached.append(block)
-        if block not in self.known and self.held(block) in self.ghosts:
-            self.ghosts.remove(self.held(block))
+        ghosts = self.ghosts[self.owner[block]]
+        if block not in self.known and self.held(block) in ghosts:
+            ghosts.remove(self.held(block))
             self.main.add(block)
         self.known.add(block)
         retention = self.retained.get(block)
@@ -493,35 +637,37 @@ class Model:
                 self.ends.pop(block, None)
                 self.uses[block] = min(self.uses[block] + 1, most)
 
-    def _victim(self) -> int:
-        """Takes out of `cached` the block that goes first."""
+    def victim(self, tenant: int | None = None) -> int:
+        """Takes out of `cached` the block that goes first, of a tenant's if there are any."""
+        if self.accounts and tenant is None:
+            tenant = self.accounts.who_gives()
+        cached = [block for block in self.cached if tenant is None or self.owner[block] == tenant]
         if self.eviction == "s3fifo":
-            return self._s3fifo_victim()
+            return self._s3fifo_victim(cached, self.ghosts[tenant or 0])
         key = self.priority if self.eviction == "priority" else self.uses.__getitem__
-        victim = min(self.cached, key=key)
+        victim = min(cached, key=key)
         self.cached.remove(victim)
         return victim
 
-    def _s3fifo_victim(self) -> int:
+    def _s3fifo_victim(self, cached: list[int], ghosts: list[list[int]]) -> int:
         """S3-FIFO, algorithm 1: EVICT, EVICTS and EVICTM. The tail of the paper is what came first."""
         while True:
-            small = [block for block in self.cached if block not in self.main]
-            from_small = len(small) / len(self.cached) >= 0.1
-            block = next(block for block in self.cached if (block in self.main) != from_small)
-            self.cached.remove(block)
-            if from_small and self.uses[block] > 1:
-                self.uses[block] = 0
+            small = [block for block in cached if block not in self.main]
+            from_small = len(small) / len(cached) >= 0.1
+            block = next(block for block in cached if (block in self.main) != from_small)
+            stays = self.uses[block] > (1 if from_small else 0)
+            for queue in (cached, self.cached):
+                queue.remove(block)
+                if stays:
+                    queue.append(block)
+            if stays:
+                self.uses[block] = 0 if from_small else self.uses[block] - 1
                 self.main.add(block)
-                self.cached.append(block)
-            elif from_small:
-                self.ghosts = [tokens for tokens in self.ghosts if tokens != self.held(block)]
-                self.ghosts = [*self.ghosts, self.held(block)][-self.most_ghosts :]
-                return block
-            elif self.uses[block] > 0:
-                self.uses[block] -= 1
-                self.cached.append(block)
-            else:
-                return block
+                continue
+            if from_small:
+                ghosts[:] = [*[tokens for tokens in ghosts if tokens != self.held(block)], self.held(block)]
+                del ghosts[: -self.most_ghosts]
+            return block
 
     def priority(self, block: int) -> int:
         return self.retained[block].priority if block in self.retained else 35
@@ -590,7 +736,16 @@ class Model:
             sealed,
             len(self.cached) + idle_pinned,
         )
-        assert table.available() == self.available()
+        assert table.available() == self.room(0)
+        for tenant in self.accounts.tenants() if self.accounts else ():
+            told, accounts = table.usage(tenant), self.accounts
+            assert table.available(tenant) == accounts.room(tenant)
+            assert (told.charged, told.cached, told.reserved, told.host) == (
+                accounts.charged(tenant),
+                accounts.evictable(tenant),
+                accounts.reserved(tenant),
+                accounts.host(tenant),
+            ), tenant
         sharing = table.sharing()
         assert sharing.table_entries == sum(counts)
         assert (sharing.referenced_blocks, sharing.shared_blocks) == (len(counts), sum(n > 1 for n in counts))

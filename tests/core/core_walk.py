@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from core_model import Device, Model
+from core_model_accounts import ModelQuota
 
 from block_manager_svc.core import PageTable, Retention
 from block_manager_svc.core.admission import Verdict
@@ -37,6 +38,8 @@ class Held:
     hashes: list[int]
     computed: int = 0
     away: bool = False  # swapped out
+    tenant: int = 0
+    namespace: bytes = b""
 
 
 def chained(before: int, token: int) -> int:
@@ -67,7 +70,8 @@ class Walk:
         self.model = Model(num_blocks, block_size, eviction, num_host, watermark) if beside_model else None
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
-        self.reservation = 0  # for the next `grow`
+        self.reservation = self.reserved_for = 0  # for the next `grow` or `begin` of this tenant
+        self.tenants = self.draw.choice((1, 3))
         # Few beginnings, so that prefixes meet.
         self.beginnings = [[self.draw.randrange(2) for _ in range(longest // 2)] for _ in range(4)]
 
@@ -98,8 +102,9 @@ class Walk:
                 self.reserve,
                 self.resize,
                 self.compact,
+                self.set_quota,
             ),
-            (40, 25, 6, 10, 3, 6, 5, 3, 12, 3, 2, 3),
+            (40, 25, 6, 10, 3, 6, 5, 3, 12, 3, 2, 3, 2),
         )[0]
         some = draw.sample(alive, min(len(alive), draw.randint(1, 4)))
         if command in (self.grow, self.commit, self.extend):
@@ -111,29 +116,41 @@ class Walk:
         tokens = self.draw.choice(self.beginnings)[: self.draw.randint(1, self.longest // 2)]
         return tokens + [self.draw.randrange(2) for _ in range(self.draw.randrange(4))]
 
-    def hold(self, sequence: int, tokens: list[int], namespace: bytes) -> Held:
-        hashes, last = [], chained(len(namespace), -1)
+    def whose(self) -> tuple[int, bytes]:
+        """A tenant, and a namespace: its own, or the one that all share."""
+        tenant = self.draw.randrange(self.tenants)
+        return tenant, self.draw.choice((b"", b"", b"", b"of %d" % tenant))
+
+    def drawn(self, tenants: set[int]) -> int:
+        """The reservation, if it is for these."""
+        if tenants != {self.reserved_for}:
+            return 0
+        reservation, self.reservation = self.reservation, 0
+        return reservation
+
+    def hold(self, sequence: int, tokens: list[int], namespace: bytes, tenant: int) -> Held:
+        hashes, last = [], chained(int.from_bytes(namespace, "little"), -1)
         for token in tokens:
             last = chained(last, token)
             hashes.append(last)
-        held = self.held[sequence] = Held(hashes)
+        held = self.held[sequence] = Held(hashes, tenant=tenant, namespace=namespace)
         return held
 
     def begin(self) -> None:
         draw = self.draw
         prompts = [self.prompt() for _ in range(draw.randint(1, 3))]
         lookahead = [draw.choice((0, 1, 5)) for _ in prompts]
-        namespace = draw.choice((b"", b"", b"", b"other"))
-        reservation, self.reservation = self.reservation, 0
+        tenant, namespace = self.whose()
+        reservation = self.drawn({tenant})
         flat = [token for tokens in prompts for token in tokens]
-        judged = self.model.admission(prompts, lookahead, namespace, reservation) if self.model else None
+        judged = self.model.admission(prompts, lookahead, namespace, reservation, tenant) if self.model else None
         if self.model and len(prompts) == 1:
-            told = self.table.admission(flat, lookahead[0], namespace)
-            assert (told.verdict, told.cached, told.shortfall) == self.model.admission(prompts, lookahead, namespace)
+            told = self.table.admission(flat, lookahead[0], namespace, tenant=tenant)
+            expected = self.model.admission(prompts, lookahead, namespace, tenant=tenant)
+            assert (told.verdict, told.cached, told.shortfall) == expected
+        lengths = [len(tokens) for tokens in prompts]
         try:
-            begun = self.table.begin(
-                [len(tokens) for tokens in prompts], flat, lookahead, namespace, reservation=reservation
-            )
+            begun = self.table.begin(lengths, flat, lookahead, namespace, reservation=reservation, tenant=tenant)
         except ResourceExhausted as refusal:
             verdict = Verdict.LATER if isinstance(refusal, OutOfBlocks) else Verdict.NEVER
             assert not judged or judged[0] == verdict
@@ -142,20 +159,25 @@ class Walk:
         ids, cached = begun.sequences.tolist(), begun.cached.tolist()
         if self.model and judged:
             assert (judged[0], judged[1]) == (Verdict.OK, sum(cached))
-            self.model.begin(ids, prompts, lookahead, namespace, reservation)
+            self.model.begin(ids, prompts, lookahead, namespace, reservation, tenant)
         for sequence, tokens, found in zip(ids, prompts, cached, strict=True):
-            self.hold(sequence, tokens, namespace).computed = found
+            self.hold(sequence, tokens, namespace, tenant).computed = found
         self.counts["begin"] += 1
 
     def create(self) -> None:
-        tokens, namespace = self.prompt(), self.draw.choice((b"", b"", b"", b"other"))
+        tokens, (tenant, namespace) = self.prompt(), self.whose()
         retention = self.draw.choice((None, None, Retention(self.draw.randrange(101), self.draw.choice((None, 1, 30)))))
-        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention)
-        held = self.hold(sequence, tokens, namespace)
-        held.computed = self.table.reuse(sequence)
+        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention, tenant=tenant)
+        held = self.hold(sequence, tokens, namespace, tenant)
         if self.model:
-            self.model.create(sequence, tokens, namespace, retention)
-            assert self.model.reuse(sequence) == held.computed
+            self.model.create(sequence, tokens, namespace, retention, tenant)
+        expected = self.model.reuse(sequence) if self.model else None
+        try:
+            held.computed = self.table.reuse(sequence)
+            assert not self.model or expected == held.computed
+        except ResourceExhausted:
+            assert expected is None
+            self.counts["refused"] += 1
         self.counts["create"] += 1
         self.counts["tokens found"] += held.computed
 
@@ -166,11 +188,11 @@ class Walk:
         lookahead = [draw.choice((0, 0, 1, 3, 9)) for _ in some]
         flat = [token for tokens in new for token in tokens]
         revision = self.table.revision
-        reservation, self.reservation = self.reservation, 0
+        reservation = self.drawn({self.held[i].tenant for i in some})
         expected = self.model.grow(some, new, lookahead, reservation) if self.model else None
         try:
             grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead, reservation=reservation)
-        except OutOfBlocks:
+        except ResourceExhausted:
             assert self.table.revision == revision
             assert expected is None
             self.counts["refused"] += 1
@@ -191,11 +213,11 @@ class Walk:
 
     def extend(self, some: list[int]) -> None:
         upto = [self.draw.randint(self.held[i].computed, len(self.held[i].hashes)) for i in some]
-        if self.model:
-            self.model.extend(some, upto)
+        expected = self.model.extend(some, upto) if self.model else None
         try:
             extended = self.table.extend(some, upto)
-        except OutOfBlocks:
+        except ResourceExhausted:
+            assert expected is None
             self.counts["refused"] += 1
             self.free(some[:1])
             return
@@ -249,7 +271,7 @@ class Walk:
             return
         parent = self.held[some[0]]
         for child in self.table.fork(some[0], self.draw.randint(1, 3)).tolist():
-            self.held[child] = Held(list(parent.hashes), parent.computed, parent.away)
+            self.held[child] = replace(parent, hashes=list(parent.hashes))
             if self.model:
                 self.model.fork(some[0], child)
         self.counts["fork"] += 1
@@ -289,27 +311,50 @@ class Walk:
         if self.model:
             self.model.advance(self.table.now)
         self.reservation = 0  # its time may be over
+        tokens, namespace = self.table.tokens(some[0]), self.held[some[0]].namespace
         try:
-            pinned = self.table.pin(self.table.tokens(some[0]), until)
-        except NotFound:
+            pinned = self.table.pin(tokens, until, namespace)
+        except (NotFound, ResourceExhausted):
+            assert not self.model or not self.model.pin(0, tokens.tolist(), namespace, until)
             return
         if self.model:
-            blocks = self.model.pin(pinned.pin, self.table.tokens(some[0]).tolist(), b"", until)
-            assert blocks * self.size == pinned.tokens
+            assert self.model.pin(pinned.pin, tokens.tolist(), namespace, until) == pinned.tokens // self.size
         self.counts["pin"] += 1
 
     def reserve(self, some: list[int]) -> None:
         blocks = self.draw.randint(1, 6)
-        until = self.table.now + self.draw.randint(1, 50)
+        until, tenant = self.table.now + self.draw.randint(1, 50), self.draw.randrange(self.tenants)
         try:
-            reservation = self.table.reserve(blocks, until)
-        except OutOfBlocks:
+            reservation = self.table.reserve(blocks, until, tenant=tenant)
+        except ResourceExhausted:
+            assert not self.model or not self.model.reserve(-1, blocks, until, tenant)
             self.counts["refused"] += 1
             return
         if self.model:
-            assert self.model.reserve(reservation, blocks, until)
-        self.reservation = reservation
+            assert self.model.reserve(reservation, blocks, until, tenant)
+        self.reservation, self.reserved_for = reservation, tenant
         self.counts["reserve"] += 1
+
+    def set_quota(self, some: list[int]) -> None:
+        """Of one of several tenants, mostly with a floor that can be, and above what it uses."""
+        if self.tenants == 1:
+            return
+        draw, blocks, host = self.draw, self.table.num_blocks, self.table.host_states().free
+        tenant = draw.randrange(self.tenants)
+        quota = ModelQuota(draw.randrange(blocks // 3), blocks, draw.randrange(host // 3 + 1), 2 * blocks)
+        if draw.random() < 0.5:
+            quota.quota = draw.randint(quota.floor, blocks)
+        if draw.random() < 0.3:
+            quota.host_quota = draw.randint(quota.host_floor, host + 1)
+        expected = self.model.set_quota(tenant, quota) if self.model else None
+        try:
+            self.table.set_quota(tenant, **vars(quota))
+        except FailedPrecondition:
+            assert not expected
+            self.counts["refused"] += 1
+            return
+        assert not self.model or expected
+        self.counts["quota"] += 1
 
     def resize(self, some: list[int]) -> None:
         """Mostly back to all blocks."""

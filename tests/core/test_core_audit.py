@@ -266,6 +266,48 @@ def test_a_broken_invariant_of_the_host_is_told(
     assert any(re.search(sentence, line) for line in told), told
 
 
+@pytest.fixture
+def tenants() -> PageTable:
+    """Tenants 1 and 2 share blocks 1 and 2; 1 has 3 alone, and 4 and 5 in the cache; 2 has 6 and a floor of 4."""
+    table = PageTable(12, 4)
+    a = table.create(prompt(*range(10)), tenant=1)
+    run(table, a)
+    b = table.create(prompt(*range(50, 58)), tenant=1)
+    run(table, b)
+    table.free([b])
+    c = table.create(prompt(*range(12)), tenant=2)
+    table.reuse(c)
+    run(table, c)
+    table.set_quota(2, floor=4)
+    assert table.check() == []
+    return table
+
+
+def set_account(name: str, tenant: int, value: int) -> Callable[[PageTable], None]:
+    return lambda table: getattr(table._pool.accounts, name).__setitem__(tenant, value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (set_account("charged", 1, 9), r"tenant 1 has 5 blocks charged, 9 are counted"),
+        (set_account("joint", 2, 0), r"tenant 2 has 2 blocks joint, 0 are counted"),
+        (set_account("host", 1, 2), r"tenant 1 has 0 blocks host, 2 are counted"),
+        (set_account("host_joint", 1, 2), r"tenant 1 has 0 blocks host_joint, 2 are counted"),
+        (set_account("reserved", 1, 2), r"2 blocks are reserved for tenants, 0 in all"),
+        (set_account("floor", 1, 11), r"tenants are guaranteed 6 blocks more than there are"),
+        (set_account("tenant_of", 3, 2), r"block 3 is charged to tenant 2, tenant \{1\} alone holds it"),
+        (set_account("tenant_of", 4, 2), r"block 4 of another tenant is in the cache of tenant 1"),
+    ],
+)
+def test_a_broken_invariant_of_tenants_is_told(
+    tenants: PageTable, damage: Callable[[PageTable], None], sentence: str
+) -> None:
+    damage(tenants)
+    told = tenants.check()
+    assert any(re.search(sentence, line) for line in told), told
+
+
 def test_tokens_that_sharers_have_not_computed_may_differ(table: PageTable) -> None:
     table.append([1, 2], [70, 71])
     assert table.check() == []

@@ -12,7 +12,7 @@ from core_walk import walk
 def test_random_walks_keep_every_invariant_and_every_sequence_reads_its_own() -> None:
     counts = sum((walk(seed, 3000, check_every=100) for seed in range(1000, 1008)), Counter[str]())
     commands = {"create", "grow", "extend", "commit", "fork", "truncate", "drop", "free", "pin", "swap", "reserve"}
-    commands |= {"resize", "compact", "begin", "admitted LATER", "admitted NEVER"}
+    commands |= {"resize", "compact", "begin", "quota", "admitted LATER", "admitted NEVER"}
     moved = {"copies", "evicted", "swapped_out", "swapped_in", "exchange", "compacted"}
     assert counts.keys() >= commands | moved | {"refused", "tokens found"}
     assert min(counts.values()) > 0
