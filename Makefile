@@ -65,6 +65,10 @@ walk: $(STAMP) ## random walk of the core with its record; COMMANDS=10000000 for
 world: $(STAMP) ## every state of small worlds of the core, with its record
 	$(BIN)/python tests/core/core_world.py --record docs/records
 
+.PHONY: mutate
+mutate: $(STAMP) ## change the core one thing at a time, and count what its tests notice; hours, ARGS="--seconds 3600"
+	nice -n 19 $(BIN)/python .ci/mutate.py $(ARGS)
+
 .PHONY: demo
 demo: $(STAMP) $(MODEL) ## eight prompts at once through real processes, as they stream
 	$(BIN)/python clients/python/examples/demo.py --model $(MODEL)

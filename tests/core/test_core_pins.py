@@ -118,3 +118,17 @@ def test_pins_that_do_not_balance_are_told(table: PageTable, block: int, pins: i
     table.pin(PREFIX, until=10)
     table._pool.pinned[block] = pins
     assert sentence in table.check()
+
+
+def test_the_other_pinned_blocks_stay_pinned_when_one_is_written_over() -> None:
+    table = PageTable(12, 4)
+    run(table, table.create(prompt(*range(17))))
+    table.free([1])
+    table.pin(prompt(*range(16)), until=10)
+    writer = table.create(prompt(*range(17)))
+    assert table.reuse(writer) == 16
+    table.truncate([writer], [14])
+    table.grow([writer], [1], [99], [0])
+    assert table.check() == []
+    table.free([writer])
+    assert (table.states().cached, table.available(), table.check()) == (3, 8, [])

@@ -277,3 +277,16 @@ def test_host_slots_are_numbered_from_the_end_of_the_device(table: PageTable) ->
     table.swap([a], [])
     assert entries(table, a) == [table.num_blocks + 1]
     assert np.asarray(table.tables([a]).refcount).tolist() == [1]
+
+
+def test_what_is_shared_on_the_host_is_counted_as_children_come_and_go() -> None:
+    table = PageTable(12, 4, num_host=12)
+    for first in (100, 200):
+        run(table, table.create(prompt(*range(first, first + 9))))
+    table.swap([1, 2], [])
+    forks = [(1, 1), (2, 1), (2, 2), (1, 1)]
+    children = [child for parent, count in forks for child in table.fork(parent, count).tolist() if not table.check()]
+    assert len(children) == 5
+    for child in children:
+        table.free([child])
+        assert table.check() == []
