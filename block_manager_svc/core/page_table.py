@@ -6,6 +6,8 @@ before anything was changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from block_manager_svc.core.admission import Verdict, judge, refusal
@@ -14,6 +16,7 @@ from block_manager_svc.core.audit import audit
 from block_manager_svc.core.chain import find, find_own, node_at, seal
 from block_manager_svc.core.compaction import compact
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
+from block_manager_svc.core.events import EventLog, HashBlock, chained_sha256
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.extension import Plan, carry_out, decide
@@ -105,7 +108,7 @@ class PageTable(Promises):
         s.owner[row], s.tenant[row] = owner, tenant
         self._retentions.begin(np.array([sequence]), retention)
         self.revision += 1
-        s.changed[row] = self.revision
+        s.mark(row, self.revision)
         return sequence
 
     def begin(
@@ -174,7 +177,7 @@ class PageTable(Promises):
         carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
         pool.note_peaks()
         self.revision += 1
-        s.changed[rows] = self.revision
+        s.mark(rows, self.revision)
         indptr = np.zeros(ids.size + 1, np.int64)
         np.cumsum(upto - cached, out=indptr[1:])
         return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto))
@@ -209,7 +212,7 @@ class PageTable(Promises):
             s.node[row] = node
         self.revision += 1
         if blocks.size:
-            s.changed[row] = self.revision
+            s.mark(row, self.revision)
         return int(s.computed[row])
 
     def blocks_needed(self, sequences: Integers, upto: Integers) -> I32:
@@ -232,7 +235,7 @@ class PageTable(Promises):
         extended = carry_out(plan, s, self._pool)
         self._pool.note_peaks()
         self.revision += 1
-        s.changed[plan.rows[extended.delta_sequence]] = self.revision
+        s.mark(plan.rows[extended.delta_sequence], self.revision)
         return extended
 
     def append(self, sequences: Integers, tokens: Integers) -> None:
@@ -302,9 +305,9 @@ class PageTable(Promises):
         self._pool.note_peaks()
         self.revision += 1
         if extended.delta_sequence.size:
-            s.changed[rows[extended.delta_sequence]] = self.revision
+            s.mark(rows[extended.delta_sequence], self.revision)
         if back.size:
-            s.changed[rows[shrinks]] = self.revision
+            s.mark(rows[shrinks], self.revision)
         return Grown(extended, indptr, slots(s, size, rows, first, upto))
 
     def truncate(self, sequences: Integers, lengths: Integers) -> None:
@@ -342,7 +345,7 @@ class PageTable(Promises):
             self._residency.release(s, rows, pages)
         give_back(s, self._pool, rows, pages, surplus(s, rows, pages))
         self.revision += 1
-        s.changed[shorter] = self.revision
+        s.mark(shorter, self.revision)
 
     def commit(self, sequences: Integers, upto: Integers) -> None:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
@@ -397,7 +400,7 @@ class PageTable(Promises):
             self._residency.fork(s, parent, rows)
         self._pool.note_peaks()
         self.revision += 1
-        s.changed[rows] = self.revision
+        s.mark(rows, self.revision)
         return children
 
     def drop(self, sequences: Integers) -> None:
@@ -410,7 +413,7 @@ class PageTable(Promises):
             values[rows] = 0
         s.node[rows] = s.root[rows]
         self.revision += 1
-        s.changed[rows] = self.revision
+        s.mark(rows, self.revision)
 
     def free(self, sequences: Integers) -> None:
         """Ends sequences and gives their blocks back; what is sealed stays findable until its space is needed."""
@@ -438,7 +441,7 @@ class PageTable(Promises):
         ops, changed = self._residency.carry_out(plan, s, self._pool)
         self._pool.note_peaks()
         self.revision += 1
-        s.changed[changed] = self.revision
+        s.mark(changed, self.revision)
         blocks = s.blocks[plan.coming]
         self._retentions.apply(s, self._pool, plan.coming, np.zeros_like(blocks), blocks)
         return Moved(ops, np.sort(s.id[changed]))
@@ -456,8 +459,23 @@ class PageTable(Promises):
         blocks = s.blocks[changed]
         self._retentions.apply(s, self._pool, changed, np.zeros_like(blocks), blocks)
         self.revision += 1
-        s.changed[changed] = self.revision
+        s.mark(changed, self.revision)
         return Moved(ops, s.id[changed])
+
+    def watch(self, wake: Callable[[], object], hash_block: HashBlock = chained_sha256) -> EventLog:
+        """Records events from now on; the log knows already what is stored. `wake`: see EventLog.
+
+        Costs time proportional to what is in the index.
+        """
+        log = EventLog(wake, hash_block)
+        self._pool.index.watch(log)
+        log.drain()
+        self._sequences.events = log
+        return log
+
+    def unwatch(self) -> None:
+        """Records nothing any more."""
+        self._pool.index.events = self._sequences.events = None
 
     def check(self) -> list[str]:
         """Every invariant over the whole table: one sentence, with its numbers, for each that does not hold."""

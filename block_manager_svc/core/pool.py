@@ -363,7 +363,7 @@ class BlockPool:
         idle = found[self.refcount[found] == 0]
         ordered = self.cached.evict(len(self.cached))
         assert ordered.size + self._idle_pinned == idle.size
-        self.index.remove(found.tolist())
+        self.index.clear()
         on_device = found[found < self.num_blocks]
         self.cached.forget(on_device)
         self.indexed[found] = False

@@ -18,16 +18,18 @@ from struct import Struct
 
 import numpy as np
 
+from block_manager_svc.core.events import EventLog
 from block_manager_svc.core.step import I64
 
 NO_NODE = 0  # in the place of a node: what comes behind it is not indexed
 
 
 class PrefixIndex:
-    __slots__ = ("_keys", "_mask", "_moved", "_nodes", "_pieces", "_roots", "_serial", "_shift")
+    __slots__ = ("_keys", "_mask", "_moved", "_nodes", "_pieces", "_roots", "_serial", "_shift", "_width", "events")
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._pieces = Struct(f"{4 * block_size}s").iter_unpack  # tokens of one block after another
+        self._width = 4 * block_size
         self._shift = num_blocks.bit_length()
         self._mask = (1 << self._shift) - 1
         self._serial = 0
@@ -35,6 +37,7 @@ class PrefixIndex:
         self._nodes: dict[bytes, int] = {}
         self._moved: set[int] = set()  # serials of indexed blocks that do not lie where they were when they came in
         self._keys: list[bytes | None] = [None] * num_blocks
+        self.events: EventLog | None = None
 
     def __len__(self) -> int:
         """Number of blocks that can be found."""
@@ -45,6 +48,8 @@ class PrefixIndex:
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = self._new_node(0)
+            if self.events is not None:
+                self.events.root(node >> self._shift, namespace)
         return node
 
     def is_alive(self, node: int) -> bool:
@@ -96,6 +101,11 @@ class PrefixIndex:
                     indexed.append(block)
                 node = found
             ends.append(node)
+        if self.events is not None:
+            for block in indexed:
+                key = self._keys[block]
+                assert key is not None
+                self._tell_stored(self.events, int.from_bytes(key[:8], "little"), key, nodes[key])
         return ends, indexed
 
     def remove(self, blocks: list[int]) -> None:
@@ -107,6 +117,17 @@ class PrefixIndex:
             self._keys[block] = None
             if self._moved:
                 self._moved.discard(node >> self._shift)
+            if self.events is not None:
+                self.events.removed(node >> self._shift)
+
+    def clear(self) -> None:
+        """Forgets all blocks. Namespaces stay."""
+        for block in self.blocks().tolist():
+            self._keys[block] = None
+        self._nodes.clear()
+        self._moved.clear()
+        if self.events is not None:
+            self.events.reset()
 
     def move(self, old: list[int], new: list[int]) -> None:
         """What old[i] is found by, leads to new[i] from now on. `old` are indexed, of `new` none but those in `old`."""
@@ -119,6 +140,22 @@ class PrefixIndex:
             serial = self._nodes[key] >> self._shift
             self._nodes[key] = serial << self._shift | block
             self._moved.add(serial)
+            if self.events is not None:
+                self.events.moved(serial, block)
+
+    def watch(self, events: EventLog) -> None:
+        """Tells what can be found now, and from now on what changes. Costs time proportional to the index."""
+        children: dict[bytes, list[tuple[bytes, int]]] = {}  # by the parent's serial
+        for key, node in self._nodes.items():
+            children.setdefault(key[:8], []).append((key, node))
+        reached = [node >> self._shift for node in self._roots.values()]
+        for serial, namespace in zip(reached, self._roots, strict=True):
+            events.root(serial, namespace)
+        for parent in reached:  # grows meanwhile
+            for key, node in children.get(parent.to_bytes(8, "little"), ()):
+                self._tell_stored(events, parent, key, node)
+                reached.append(node >> self._shift)
+        self.events = events
 
     def serial(self, node: int) -> int:
         """What is the same of a node wherever its block lies."""
@@ -156,6 +193,10 @@ class PrefixIndex:
         if named != len(self._nodes):
             wrong.append(f"{named} blocks have a key in the index, {len(self._nodes)} can be found")
         return wrong
+
+    def _tell_stored(self, events: EventLog, parent: int, key: bytes, node: int) -> None:
+        end = 8 + self._width
+        events.stored(node >> self._shift, parent, key[8:end], key[end:], node & self._mask)
 
     def _new_node(self, block: int) -> int:
         self._serial += 1

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
+from block_manager_svc.core.events import EventLog
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
@@ -33,7 +34,19 @@ class Sequences:
     away      1: swapped out; its blocks are on the host, but for those that a sequence on the device shares
     """
 
-    __slots__ = (*_COLUMNS, "_last", "_last_key", "_mark", "_mask", "_next", "_size", "_taken", "tables", "tokens")
+    __slots__ = (
+        *_COLUMNS,
+        "_last",
+        "_last_key",
+        "_mark",
+        "_mask",
+        "_next",
+        "_size",
+        "_taken",
+        "events",
+        "tables",
+        "tokens",
+    )
 
     id: I64
     length: I64
@@ -57,6 +70,7 @@ class Sequences:
             setattr(self, name, np.zeros(capacity, np.int64))
         self.tokens = RaggedArena(capacity, least=16)
         self.tables = RaggedArena(capacity, least=4)
+        self.events: EventLog | None = None
         # The batch that was resolved last, and its rows: an engine names the same sequences call after call.
         self._last_key: bytes | None = None
         self._last = np.empty(0, np.int64)
@@ -86,16 +100,26 @@ class Sequences:
         self.id[row] = sequence
         self._size += 1
         self._last_key = None
+        if self.events is not None:
+            self.events.created(sequence)
         return sequence
 
     def remove(self, rows: I64) -> None:
         self.tokens.close(rows)
         self.tables.close(rows)
+        if self.events is not None:
+            self.events.ended(self.id[rows])
         self.id[rows] = 0
         for row in rows.tolist():
             self._taken[row] = 0
         self._size -= rows.size
         self._last_key = None
+
+    def mark(self, rows: I64 | int, revision: int) -> None:
+        """The block tables of rows have other entries since this revision."""
+        self.changed[rows] = revision
+        if self.events is not None and (ids := np.atleast_1d(self.id[rows])).size:
+            self.events.tables_changed(ids, revision)
 
     def row(self, sequence: int) -> int:
         """The row of an id, or SequenceNotFound."""
