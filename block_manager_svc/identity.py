@@ -58,6 +58,11 @@ class Tenant:
         return self.number
 
     @property
+    def account(self) -> int:
+        """Who is charged, in the page table; the default tenant's needs no book-keeping."""
+        return self.number - 1
+
+    @property
     def engines(self) -> int:
         """Owner of what the tenant's engines bring: neither of the two kinds is there for the other."""
         return -self.number

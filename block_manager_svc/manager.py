@@ -187,7 +187,7 @@ class Manager:
 
         The call is known until cancel(). Raises Refused as StepLoop.submit, or EXECUTOR_UNAVAILABLE, DRAINING.
         """
-        call = self._ready().submit(prompt, sampling, owner=tenant.calls, realm=tenant.realm)
+        call = self._ready().submit(prompt, sampling, owner=tenant.calls, tenant=tenant.account, realm=tenant.realm)
         self._callers[call] = _Caller(on_rows, on_failed)
         self._idle.clear()
         self._wake()
@@ -261,15 +261,14 @@ class Manager:
         assert link is not None
         self._engine_steps.check_room()
         table = loop.table
-        before = table.available()
         try:
-            executed = execute(table, commands, owner=tenant.engines, atomic=atomic)
+            executed = execute(table, commands, owner=tenant.engines, tenant=tenant.account, atomic=atomic)
         except Refused:
             raise
         except Exception as fault:
             raise self._lose_batch(link, fault) from fault
         step_id = self._send_ops(executed.ops, link)
-        if table.available() > before:
+        if loop.waiting:
             self._wake()  # a call may wait for these blocks
         for command in commands:
             if isinstance(command, Pin | Reserve):

@@ -112,11 +112,16 @@ class Accounts:
 
     def room(self, tenant: int, available: int) -> int:
         """Blocks that a tenant may take, of those that are available to all together."""
-        protected = self.protected()
-        room = available - int(protected.sum())
+        room = self.room_above_quota(tenant, available)
         if tenant < len(self.caches):
-            room = min(room + int(protected[tenant]), int(self.quota[tenant] - self.used()[tenant]))
-        return max(0, room)
+            room = min(room, max(0, int(self.quota[tenant] - self.used()[tenant])))
+        return room
+
+    def room_above_quota(self, tenant: int, available: int) -> int:
+        """As `room`, whatever the tenant's quota."""
+        protected = self.protected()
+        mine = int(protected[tenant]) if tenant < len(self.caches) else 0
+        return available - int(protected.sum()) + mine
 
     def most(self, tenant: int, limit: int) -> int:
         """Blocks that a tenant could hold at once if all others held no more than they are guaranteed."""
@@ -165,6 +170,13 @@ class Accounts:
     def over_quota(self, change: I64) -> tuple[int, int]:
         """The first tenant that a demand takes over its quota, and by how many blocks; else (0, 0)."""
         return _over(change, self.used(), self.quota)
+
+    def to_give_way(self, change: I64) -> frozenset[int]:
+        """Of a demand that is refused: who exceeds its quota, or else who would use more than its floor."""
+        tenant, over = self.over_quota(change)
+        if over:
+            return frozenset([tenant])
+        return frozenset((self.used() + change > self.floor).nonzero()[0].tolist())
 
     def check(self, change: I64, physical: int, available: int, needed: int, joint: I64 | int = 0) -> None:
         """Refuses a demand that takes a tenant over its quota, or that is not met. See `shortfall`.

@@ -15,7 +15,7 @@ from block_manager_svc.core.arguments import Integers, check_length, column, cou
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.chain import find, find_own, node_at, seal
 from block_manager_svc.core.compaction import compact
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.events import EventLog, HashBlock, chained_sha256
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.eviction.retention import Retention
@@ -219,6 +219,24 @@ class PageTable(Promises):
         """Blocks that `extend` would take for each, in this order: new ones, and copies of shared ones."""
         ids = integers(sequences, "sequences")
         return self._plan(ids, column(upto, "upto", ids.size)).needed.astype(np.int32)
+
+    def crowded(self, sequences: Integers, upto: Integers) -> frozenset[int]:
+        """Empty if `extend` would find its blocks; else tenants of which one must give way first.
+
+        That is who exceeds its quota; or else all that would use more than they are guaranteed.
+        """
+        ids = integers(sequences, "sequences")
+        plan = self._plan(ids, column(upto, "upto", ids.size))
+        try:
+            self._check_room(plan)
+        except ResourceExhausted:
+            accounts, who = self._pool.accounts, self._sequences.tenant[plan.rows]
+            if accounts is None:
+                return frozenset([0])
+            change = np.bincount(who, plan.needed, len(accounts.caches)).astype(np.int64)
+            asking = frozenset(who.tolist())
+            return accounts.to_give_way(change) & asking or asking
+        return frozenset()
 
     def extend(self, sequences: Integers, upto: Integers) -> Extended:
         """Makes positions [computed, upto) of each writable: grows its table, and copies shared blocks in that range.

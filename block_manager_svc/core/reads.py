@@ -38,6 +38,15 @@ class Reads:
         """
         return self._pool.room(tenant)
 
+    def available_above_quota(self, tenant: int = 0) -> int:
+        """As `available`, whatever the tenant's quota."""
+        pool = self._pool
+        return pool.accounts.room_above_quota(tenant, pool.available()) if pool.accounts else pool.available()
+
+    def most(self, tenant: int = 0) -> int:
+        """Blocks that a tenant can ever hold at once: within the limit, its quota, and what others are guaranteed."""
+        return self._pool.most(tenant)
+
     def usage(self, tenant: int) -> TenantUsage:
         """What a tenant is charged for, and may be."""
         return self._pool.usage(tenant)

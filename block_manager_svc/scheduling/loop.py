@@ -18,6 +18,7 @@ Pure: no I/O, no clock, no randomness, no threads.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,23 +84,24 @@ class StepLoop:
 
     # --- calls in -----------------------------------------------------------------------------------------------
 
-    def longest(self) -> int:
-        """Tokens of the longest sequence that can ever be here, prompt and completion.
+    def longest(self, tenant: int = 0) -> int:
+        """Tokens of a tenant's longest sequence that can ever be here, prompt and completion.
 
         The last token of a sequence needs no slot: nothing attends to it.
         """
-        return min(self.capacity.max_context, self.table.limit * self.table.block_size + 1)
+        return min(self.capacity.max_context, self.table.most(tenant) * self.table.block_size + 1)
 
-    def submit(self, prompt: I32, sampling: Sampling, *, owner: int = 0, realm: bytes = b"") -> int:
+    def submit(self, prompt: I32, sampling: Sampling, *, owner: int = 0, tenant: int = 0, realm: bytes = b"") -> int:
         """Takes a call into the queue.
 
+        tenant: who is charged for its blocks, in the page table.
         owner: of its sequences, in the page table; at least 0, which tells the loop's from those of others.
         realm: calls find the cached prefixes of calls with the same one.
 
         Raises InvalidArgument (PROMPT_TOO_LONG, PARAMETER_OUT_OF_RANGE) or ResourceExhausted (PROMPT_EXCEEDS_POOL,
         QUEUE_FULL); nothing has changed then.
         """
-        max_tokens = self._check_fits(len(prompt), sampling)
+        max_tokens = self._check_fits(len(prompt), sampling, tenant)
         waiting = len(self._waiting)
         if waiting >= self.capacity.max_waiting:
             raise ResourceExhausted(
@@ -109,16 +111,18 @@ class StepLoop:
                 waiting=waiting,
                 limit=self.capacity.max_waiting,
             )
-        call = Call(self._last_call + 1, prompt, sampling, owner=owner, realm=realm, max_tokens=max_tokens)
+        call = Call(
+            self._last_call + 1, prompt, sampling, owner=owner, tenant=tenant, realm=realm, max_tokens=max_tokens
+        )
         lead = call.samples[0]
-        lead.sequence = self.table.create(call.prompt, realm + self._namespace, owner=owner)
+        lead.sequence = self.table.create(call.prompt, realm + self._namespace, owner=owner, tenant=tenant)
         self._last_call = call.id
         self._calls[call.id] = call
         self._waiting.append(lead)
         self.counters.prompt_tokens += len(prompt)
         return call.id
 
-    def _check_fits(self, prompt: int, sampling: Sampling, known: int = 1) -> int:
+    def _check_fits(self, prompt: int, sampling: Sampling, tenant: int, known: int = 1) -> int:
         """Tokens that can be generated, `known` at least: those that were, or one. Raises as submit does."""
         if sampling.n > self.capacity.max_rows:
             raise InvalidArgument(
@@ -128,7 +132,7 @@ class StepLoop:
                 value=sampling.n,
                 maximum=self.capacity.max_rows,
             )
-        max_tokens = sampling.max_tokens or max(known, self.longest() - prompt)
+        max_tokens = sampling.max_tokens or max(known, self.longest(tenant) - prompt)
         whole, context = prompt + max_tokens, self.capacity.max_context
         if whole > context:
             raise InvalidArgument(
@@ -139,8 +143,8 @@ class StepLoop:
                 max_tokens=max_tokens,
                 max_context=context,
             )
-        if whole > self.longest():
-            usable = self.table.limit
+        if whole > self.longest(tenant):
+            usable = self.table.most(tenant)
             needed = -(-(whole - 1) // self.table.block_size)
             raise ResourceExhausted(
                 "PROMPT_EXCEEDS_POOL",
@@ -199,15 +203,14 @@ class StepLoop:
             chunk = share(chunk, self.capacity.token_budget)
             rows, sequences, chunk = without_idle(rows, sequences, chunk)
             upto = self.table.computed(sequences) + chunk
-            if int(self.table.blocks_needed(sequences, upto).sum()) <= self.table.available():
+            crowd = self.table.crowded(sequences, upto)
+            if not crowd:
                 return rows, chunk, preempted
-            self._preempt(self._running[-1])
+            self._preempt(next(sample for sample in reversed(self._running) if sample.call.tenant in crowd))
             preempted = True
 
     def _preempt(self, sample: Sample) -> None:
-        self._unseat(sample)
-        self.table.drop(np.array([sample.sequence], np.int64))
-        bisect.insort(self._waiting, sample, key=lambda waiting: waiting.arrival)
+        self._send_back(sample)
         sample.call.preemptions += 1
         self.counters.preemptions += 1
 
@@ -217,37 +220,79 @@ class StepLoop:
         Blocks are counted for all tokens that the running know, not only for this step's chunks, and one more for
         each of them, so that an admission does not force a preemption right away; and the table's watermark, unless
         nothing runs. A pool that is the loop's alone has room for any sample then; one that engines hold blocks of may
-        have none, until they give some back.
+        have none, until they give some back. Who finds no blocks holds up its own tenant's samples only.
         """
         budget = self.capacity.token_budget - int(chunk.sum())
         places = self.capacity.max_rows - sum(sample.width for sample in self._running)
-        sequences = self._rows.sequence[self._rows_of_running()]
-        promised = int(self.table.blocks_needed(sequences, self.table.length(sequences)).sum()) + len(sequences)
-        new_rows: list[int] = []
-        new_chunks: list[int] = []
-        while self._waiting and budget > 0:
-            sample = self._waiting[0]
-            length = int(self.table.length(_one(sample.sequence))[0])
-            hits = self.table.match(sample.sequence)
-            blocks = -(-length // self.table.block_size) - hits.blocks
-            kept = self.table.watermark if self._running else 0
-            if sample.width > places or promised + blocks + hits.idle_blocks + kept > self.table.available():
+        promised = self._promised()
+        blocked: set[int] = set()
+        admitted: list[tuple[Sample, int, int]] = []  # with the tokens that it found, and those that it computes
+        for sample in list(self._waiting):
+            if budget <= 0 or sample.width > places:
                 break
-            del self._waiting[0]
-            cached = self.table.reuse(sample.sequence)
+            tenant = sample.call.tenant
+            if tenant in blocked:
+                continue
+            length = int(self.table.length(_one(sample.sequence))[0])
+            cached = self._let_in(sample, promised, length)
+            if cached is None:
+                blocked.add(tenant)
+                continue
+            admitted.append((sample, cached, min(length - cached, budget)))
+            places -= sample.width
+            budget -= admitted[-1][-1]
+        while admitted and self.table.crowded(*self._demand(rows, chunk, admitted)):
+            self._send_back(admitted.pop()[0])
+        for sample, cached, _ in admitted:
             if sample.call.cached_tokens < 0:
                 sample.call.cached_tokens = cached
                 self.counters.cached_tokens += cached
-            self._seat(sample)
-            places -= sample.width
-            promised += blocks + 1
-            new_rows.append(sample.row)
-            new_chunks.append(min(length - cached, budget))
-            budget -= new_chunks[-1]
         return (
-            np.concatenate([rows, np.array(new_rows, np.int32)]),
-            np.concatenate([chunk, np.array(new_chunks, np.int32)]),
+            np.concatenate([rows, np.array([sample.row for sample, _, _ in admitted], np.int32)]),
+            np.concatenate([chunk, np.array([tokens for _, _, tokens in admitted], np.int32)]),
         )
+
+    def _promised(self) -> Counter[int]:
+        """By tenant, the blocks that are left to the running."""
+        sequences = self._rows.sequence[self._rows_of_running()]
+        needed = self.table.blocks_needed(sequences, self.table.length(sequences)) + 1
+        promised: Counter[int] = Counter()
+        for sample, blocks in zip(self._running, needed.tolist(), strict=True):
+            promised[sample.call.tenant] += blocks
+        return promised
+
+    def _let_in(self, sample: Sample, promised: Counter[int], length: int) -> int | None:
+        """Seats a waiting sample on what it finds cached, if its blocks are there. Returns the tokens found."""
+        table, tenant = self.table, sample.call.tenant
+        hits = table.match(sample.sequence)
+        blocks = -(-length // table.block_size) - hits.blocks
+        needed = blocks + hits.idle_blocks + (table.watermark if self._running else 0)
+        if promised[tenant] + needed > table.available(tenant):
+            return None
+        if promised.total() + needed > table.available_above_quota(tenant):
+            return None
+        try:
+            cached = table.reuse(sample.sequence)
+        except ResourceExhausted:
+            return None
+        self._waiting.remove(sample)
+        self._seat(sample)
+        promised[tenant] += blocks + 1
+        return cached
+
+    def _demand(self, rows: I32, chunk: I32, admitted: list[tuple[Sample, int, int]]) -> tuple[I64, I64]:
+        """The sequences of a step, and the positions that each computes up to."""
+        sequences = np.concatenate([self._rows.sequence[rows], [sample.sequence for sample, _, _ in admitted]])
+        tokens = np.concatenate([chunk, [computed for _, _, computed in admitted]])
+        ids, upto = sequences.astype(np.int64), tokens.astype(np.int64)
+        upto += self.table.computed(ids)
+        return ids, upto
+
+    def _send_back(self, sample: Sample) -> None:
+        """A sample that is seated waits again."""
+        self._unseat(sample)
+        self.table.drop(_one(sample.sequence))
+        bisect.insort(self._waiting, sample, key=lambda waiting: waiting.arrival)
 
     def _build(self, rows: I32, chunk: I32) -> StepPlan:
         sequences = self._rows.sequence[rows]
@@ -421,7 +466,7 @@ class StepLoop:
                 continue
             try:
                 known = 1 + max(sample.generated for sample in call.samples)
-                fitting = self._check_fits(len(call.prompt), call.sampling, known)
+                fitting = self._check_fits(len(call.prompt), call.sampling, call.tenant, known)
                 call.max_tokens = min(call.max_tokens, fitting)
             except Refused as refusal:
                 lost[call.id] = refusal
@@ -447,11 +492,11 @@ class StepLoop:
                 if other_model:
                     raise FailedPrecondition("MODEL_CHANGED", "the executor came back with another model: call again")
                 known = 1 + max(sample.generated for sample in call.samples)
-                call.max_tokens = self._check_fits(len(call.prompt), call.sampling, known)
+                call.max_tokens = self._check_fits(len(call.prompt), call.sampling, call.tenant, known)
             except Refused as refusal:
                 lost[call.id] = refusal
                 continue
-            sample.sequence = table.create(tokens[sample], call.realm + namespace, owner=call.owner)
+            sample.sequence = table.create(tokens[sample], call.realm + namespace, owner=call.owner, tenant=call.tenant)
             self._waiting.append(sample)
         return lost
 

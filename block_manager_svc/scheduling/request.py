@@ -76,6 +76,7 @@ class Call:
     prompt: I32
     sampling: Sampling
     owner: int = 0  # of its sequences
+    tenant: int = 0  # who is charged for their blocks
     realm: bytes = b""  # of its namespaces
     samples: list[Sample] = field(default_factory=list)
     max_tokens: int = 0  # as asked, or what there is room for
