@@ -125,6 +125,11 @@ class Callers:
             )
         return caller
 
+    def tenants(self) -> list[Tenant]:
+        """All that there are, the default one first."""
+        named = {who.tenant.name: who.tenant for who in self._callers.values()}
+        return [DEFAULT, *(tenant for name, tenant in sorted(named.items()) if name != DEFAULT.name)]
+
     def reload(self) -> None:
         """Reads the file again; all of it counts from now on, or nothing. Raises BadTokensFile."""
         if self._path is None:

@@ -61,6 +61,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """See PageTable.set_quota; blocks, and slots of the host."""
+
+    floor: int = 0
+    quota: int | None = None
+    host_floor: int = 0
+    host_quota: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     id: str
     vocab_size: int
@@ -172,6 +182,7 @@ class Manager:
         self._fruitless = 0  # steps lost since the last result
         self._before = (0,) * len(_LASTING)  # of pools that were reset
         self._limit: int | None = None  # of the pool, as `resize` was told
+        self._quotas: dict[int, Quota] = {}  # by account, as `set_quota` was told
 
     # --- calls ------------------------------------------------------------------------------------------------------
 
@@ -462,6 +473,7 @@ class Manager:
         )
         if self._limit is not None:
             table.resize(min(self._limit, table.limit))
+        self._set_quotas(table)
         namespace = hello.model.identity
         self.block_bytes = hello.block_bytes
         if self._loop is None:
@@ -475,6 +487,16 @@ class Manager:
         self._before = tuple(before + getattr(old, name) for before, name in zip(self._before, _LASTING, strict=True))
         for call, why in self._loop.reset(table, self._capacity(hello), namespace).items():
             self._fail(call, why)
+
+    def _set_quotas(self, table: PageTable) -> None:
+        """What tenants are guaranteed of a new pool: all that they were told, or nothing if it is too small for it."""
+        try:
+            for account, quota in self._quotas.items():
+                table.set_quota(account, **asdict(quota))
+        except Refused as refusal:
+            log.warning("the pool is too small for all floors: nobody has one", why=refusal.message)
+            for account, quota in self._quotas.items():
+                table.set_quota(account, quota=quota.quota, host_quota=quota.host_quota)
 
     def _give_up_on_fruitless_steps(self) -> None:
         """Ends the calls of a step that executors refuse or die of, again and again: the others can go on.
@@ -566,6 +588,16 @@ class Manager:
             self._fail(call, why)
         self._wake()  # more may fit
         return evicted
+
+    def set_quota(self, tenant: Tenant, quota: Quota) -> None:
+        """Of this and later pools. Raises as PageTable.set_quota does, AssertionError before the first executor."""
+        assert self._loop is not None
+        self._loop.table.set_quota(tenant.account, **asdict(quota))
+        self._quotas[tenant.account] = quota
+        log.info("quota set", tenant=tenant.name, **asdict(quota))
+        for call, why in self._loop.lost_to_limit().items():
+            self._fail(call, why)
+        self._wake()  # more may fit
 
     def compact(self, most: int) -> tuple[Moved, int]:
         """Moves at most `most` blocks of calls; and the step that carries the copies, 0 if there are none.

@@ -26,6 +26,7 @@ BLOCK_MANAGER = (  # one section for all of them
     "Audit",
     "ResetCache",
     "Resize",
+    "SetQuota",
     "Compact",
 )
 SERVICE = ("Every call of the service", "Generate", ", ".join(BLOCK_MANAGER), "StepBatch", "Attach", "Core")
@@ -60,7 +61,7 @@ SERVED_BY = {
     "block_manager_svc/manager.py": {"Generate", "StepBatch", "Attach"},
     "block_manager_svc/engine_steps.py": {"StepBatch"},
     "block_manager_svc/replies.py": {"StepBatch"},
-    "block_manager_svc/rpc/block_manager.py": {"GetBlockTables", "Compact"},
+    "block_manager_svc/rpc/block_manager.py": {"GetBlockTables", "SetQuota", "Compact"},
     "block_manager_svc/rpc/step_batch.py": {"StepBatch"},
     "block_manager_svc/rpc/link.py": {"Attach"},
     "gpu_executor/link/server.py": {"ReadKv"},

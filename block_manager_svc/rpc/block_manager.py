@@ -9,9 +9,10 @@ import grpc.aio
 import numpy as np
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, SequenceNotFound
+from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, NotFound, SequenceNotFound
 from block_manager_svc.core.step import I64
-from block_manager_svc.manager import Manager
+from block_manager_svc.identity import Callers, Tenant
+from block_manager_svc.manager import Manager, Quota
 from block_manager_svc.rpc.authentication import caller
 from block_manager_svc.rpc.step_batch import StepBatch
 from block_manager_svc.scheduling.request import SequenceState
@@ -35,8 +36,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
     """Each reply is made in one go in the event loop that also steps, so it is of one moment between two steps."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, callers: Callers) -> None:
         self._manager = manager
+        self._callers = callers
         self._step_batch = StepBatch(manager)
 
     async def GetPool(self, request: pb.GetPoolRequest, context: _Context) -> pb.GetPoolResponse:  # noqa: N802
@@ -60,6 +62,7 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
             limit=table.limit,
             watermark=table.watermark,
             layout=pb.Layout(**asdict(table.layout())),
+            tenants=[_usage(table, tenant) for tenant in self._visible_tenants()],
         )
 
     async def ListSequences(  # noqa: N802
@@ -128,6 +131,20 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         evicted = self._manager.resize(request.limit)
         return pb.ResizeResponse(header=self._header(table), evicted_blocks=evicted)
 
+    async def SetQuota(self, request: pb.SetQuotaRequest, context: _Context) -> pb.SetQuotaResponse:  # noqa: N802
+        table = self._table()
+        tenant = next((tenant for tenant in self._callers.tenants() if tenant.name == request.tenant), None)
+        if tenant is None:
+            raise NotFound("TENANT_UNKNOWN", "no token stands for this tenant", tenant=request.tenant)
+        quota = Quota(
+            floor=request.floor,
+            quota=request.quota if request.HasField("quota") else None,
+            host_floor=request.host_floor,
+            host_quota=request.host_quota if request.HasField("host_quota") else None,
+        )
+        self._manager.set_quota(tenant, quota)
+        return pb.SetQuotaResponse(header=self._header(table), usage=_usage(table, tenant))
+
     async def Compact(self, request: pb.CompactRequest, context: _Context) -> pb.CompactResponse:  # noqa: N802
         if (asked := request.max_moves) > MAX_MOVES:
             raise InvalidArgument("COUNT_OUT_OF_RANGE", f"{asked} moves: at most {MAX_MOVES} at once", count=asked)
@@ -144,6 +161,10 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
     ) -> pb.StepBatchResponse:
         return await self._step_batch(request, context)
 
+    def _visible_tenants(self) -> list[Tenant]:
+        who = caller()
+        return self._callers.tenants() if who.is_operator else [who.tenant]
+
     def _table(self) -> PageTable:
         table = self._manager.page_table
         if table is None:
@@ -152,6 +173,10 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
 
     def _header(self, table: PageTable) -> pb.ReplyHeader:
         return pb.ReplyHeader(service_id=self._manager.service_id, epoch=self._manager.epoch, revision=table.revision)
+
+
+def _usage(table: PageTable, tenant: Tenant) -> pb.TenantUsage:
+    return pb.TenantUsage(tenant=tenant.name, **asdict(table.usage(tenant.account)))
 
 
 def _visible(table: PageTable) -> I64:

@@ -84,9 +84,10 @@ class Server:
         self._server = grpc.aio.server(
             interceptors=(Boundary(MAX_REQUEST_BYTES), Authentication(self._callers)), options=_OPTIONS
         )
+        block_manager = BlockManagerServicer(manager, self._callers)
         for add, servicer in (
             (generation_pb2_grpc.add_GenerationServiceServicer_to_server, GenerationServicer(manager, write_timeout)),
-            (block_manager_pb2_grpc.add_BlockManagerServiceServicer_to_server, BlockManagerServicer(manager)),
+            (block_manager_pb2_grpc.add_BlockManagerServiceServicer_to_server, block_manager),
             (executor_link_pb2_grpc.add_ExecutorLinkServiceServicer_to_server, ExecutorLinkServicer(manager)),
             (health_pb2_grpc.add_HealthServicer_to_server, self._health),
         ):

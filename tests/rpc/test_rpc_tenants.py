@@ -115,6 +115,7 @@ ALLOWED = {
     "Audit": {"operator"},
     "ResetCache": {"operator"},
     "Resize": {"operator"},
+    "SetQuota": {"operator"},
     "Compact": {"operator"},
 }
 
@@ -129,7 +130,7 @@ async def test_a_role_may_call_what_is_its_own(tmp_path: Path, role: str) -> Non
             elif method == "ListModels":
                 call = service.generation.ListModels(generation_pb2.ListModelsRequest(), metadata=metadata)
             else:
-                fields = {"limit": 100} if method == "Resize" else {}
+                fields = {"Resize": {"limit": 100}, "SetQuota": {"tenant": "red"}}.get(method, {})
                 call = getattr(service.reads, method)(getattr(pb, f"{method}Request")(**fields), metadata=metadata)
             if role in roles:
                 await call
@@ -268,3 +269,68 @@ async def test_a_request_id_is_its_tenants_own(tmp_path: Path) -> None:
         assert first.results[0].sequences == again.results[0].sequences != other.results[0].sequences
         for tenant, reply in (("blue", first), ("red", other)):
             await step(service, tenant, free(*of_u64(reply.results[0].sequences)))
+
+
+# --- what they are charged for ----------------------------------------------------------------------------------------
+
+
+async def usage(service: Service, token: str) -> dict[str, pb.TenantUsage]:
+    pool = await service.reads.GetPool(pb.GetPoolRequest(), metadata=bearer(token))
+    return {each.tenant: each for each in pool.tenants}
+
+
+async def set_quota(service: Service, tenant: str, **quota: int) -> pb.SetQuotaResponse:
+    request = pb.SetQuotaRequest(tenant=tenant, **quota)
+    return await service.reads.SetQuota(request, metadata=bearer("blue-operator"))
+
+
+async def test_each_tenant_is_charged_for_its_own_and_an_operator_sees_all(tmp_path: Path) -> None:
+    async with service_with(tmp_path, num_blocks=40) as service:
+        await step(service, "blue", create([1] * 20))
+        await cached_tokens(service, "red-gateway")
+        seen = await usage(service, "green-operator")
+        assert {name: (each.charged, each.cached) for name, each in seen.items()} == {
+            "default": (0, 0),
+            "blue": (2, 0),
+            "green": (0, 0),
+            "red": (3, 3),
+        }
+        assert list(await usage(service, "red-engine")) == ["red"]
+        await step(service, "blue", free(*await listed(service, "blue-engine")))
+
+
+async def test_a_quota_bounds_engines_and_calls_and_a_floor_is_kept_from_others(tmp_path: Path) -> None:
+    async with service_with(tmp_path, num_blocks=40) as service:
+        reply = await set_quota(service, "red", floor=10, quota=12)
+        assert (reply.usage.tenant, reply.usage.floor, reply.usage.quota) == ("red", 10, 12)
+        assert not reply.usage.HasField("host_quota")
+        first = await step(service, "blue", create([1] * 16 * 29), create([2]))
+        assert reasons(first) == ["", "OUT_OF_BLOCKS"]
+        second = await step(service, "red", create([1] * 16 * 10), create([2] * 33), create([3] * 16 * 13))
+        assert reasons(second) == ["", "OUT_OF_BLOCKS", "NEVER_FITS"]
+        refusal = await refused(
+            anext(
+                aiter(
+                    service.generation.Generate(request(list(range(200)), max_tokens=8), metadata=bearer("red-gateway"))
+                )
+            )
+        )
+        assert refusal.reason == "PROMPT_EXCEEDS_POOL"
+        for tenant in ("blue", "red"):
+            await step(service, tenant, free(*await listed(service, f"{tenant}-engine")))
+
+
+async def test_a_quota_holds_for_later_pools_and_its_refusals_change_nothing(tmp_path: Path) -> None:
+    async with service_with(tmp_path, num_blocks=40) as service:
+        await set_quota(service, "red", floor=30, quota=35)
+        for tenant, quota, reason in (
+            ("nobody", {}, "TENANT_UNKNOWN"),
+            ("red", {"floor": 5, "quota": 4}, "QUOTA_OUT_OF_RANGE"),
+            ("blue", {"floor": 10}, "FLOORS_EXCEED_POOL"),
+        ):
+            assert (await refused(set_quota(service, tenant, **quota))).reason == reason
+        assert (await refused(service.reads.SetQuota(pb.SetQuotaRequest(), metadata=bearer("red-engine")))).reason == (
+            "ROLE_NOT_ALLOWED"
+        )
+        told = (await usage(service, "blue-operator"))["red"]
+        assert (told.floor, told.quota) == (30, 35)

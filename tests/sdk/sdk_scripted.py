@@ -27,6 +27,9 @@ MODEL = gen.Model(
     id="tiny", vocab_size=512, max_context=128, eos_token_ids=[2, 3], accepts_text=True, accepts_chat=True
 )
 HEADER = bm.ReplyHeader(service_id="svc", epoch=7, revision=41)
+QUOTA = bm.TenantUsage(
+    tenant="red", charged=7, cached=2, reserved=1, host=3, floor=4, quota=0, host_floor=1, host_quota=9
+)
 POOL = bm.GetPoolResponse(
     header=HEADER,
     block_size=16,
@@ -61,6 +64,7 @@ POOL = bm.GetPoolResponse(
     limit=100,
     watermark=1,
     layout=bm.Layout(free_runs=3, largest_free_run=69, highest_used_block=42),
+    tenants=[bm.TenantUsage(tenant="default", charged=12, cached=5), QUOTA],
 )
 SEQUENCES = bm.ListSequencesResponse(
     header=HEADER,
@@ -186,6 +190,7 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
             "Audit": bm.AuditResponse(header=HEADER),
             "ResetCache": bm.ResetCacheResponse(header=HEADER, freed_blocks=12),
             "Resize": bm.ResizeResponse(header=HEADER, evicted_blocks=12),
+            "SetQuota": bm.SetQuotaResponse(header=HEADER, usage=QUOTA),
             "Compact": bm.CompactResponse(header=HEADER, moved_blocks=5, changed_tables=2, step_id=9),
             "StepBatch": bm.StepBatchResponse(header=HEADER),
         }
@@ -247,6 +252,9 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def Resize(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("Resize", request, context)
+
+    def SetQuota(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("SetQuota", request, context)
 
     def Compact(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("Compact", request, context)

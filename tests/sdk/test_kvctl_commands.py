@@ -368,6 +368,20 @@ def test_reset_cache(service: Scripted, kvctl: Kvctl) -> None:
     assert kvctl("reset-cache", "-o", "json").json == {"header": HEADER, "freed_blocks": 12}
 
 
+def test_quota(service: Scripted, kvctl: Kvctl) -> None:
+    out = kvctl("quota", "red", "--floor", "4", "--quota", "0", "--host-floor", "1", "--host-quota", "9").out
+    for told in ("red", "4 .. 0", "1 .. 9"):
+        assert told in out
+    usage = kvctl("quota", "red", "-o", "json").json["usage"]
+    assert (usage["tenant"], usage["charged"], usage["quota"], usage["host_quota"]) == ("red", 7, 0, 9)
+    assert kvctl("quota", "red", "--floor", "-1").code == 2
+    assert "0 .." in kvctl("status").out  # the default tenant has no bound
+    assert service.requests("SetQuota") == [
+        bm.SetQuotaRequest(tenant="red", floor=4, quota=0, host_floor=1, host_quota=9),
+        bm.SetQuotaRequest(tenant="red"),
+    ]
+
+
 def test_resize_and_compact(service: Scripted, kvctl: Kvctl) -> None:
     assert kvctl("resize", "1000").out == "1,000 blocks, 12 evicted at epoch 7, revision 41\n"
     assert kvctl("resize", "1000", "-o", "json").json == {"header": HEADER, "evicted_blocks": 12}

@@ -21,12 +21,14 @@ from pagedkv._types import (
     Model,
     Piece,
     Pool,
+    QuotaSet,
     Resized,
     Sample,
     SamplingOptions,
     SequenceInfo,
     SequenceState,
     Sharing,
+    TenantUsage,
     TokenLogprob,
     Usage,
 )
@@ -266,6 +268,21 @@ def pool(response: block_manager_pb2.GetPoolResponse) -> Pool:
             largest_free_run=response.layout.largest_free_run,
             highest_used_block=response.layout.highest_used_block,
         ),
+        tenants=tuple(map(_tenant_usage, response.tenants)),
+    )
+
+
+def _tenant_usage(usage: block_manager_pb2.TenantUsage) -> TenantUsage:
+    return TenantUsage(
+        tenant=usage.tenant,
+        charged=usage.charged,
+        cached=usage.cached,
+        reserved=usage.reserved,
+        host=usage.host,
+        floor=usage.floor,
+        quota=usage.quota if usage.HasField("quota") else None,
+        host_floor=usage.host_floor,
+        host_quota=usage.host_quota if usage.HasField("host_quota") else None,
     )
 
 
@@ -327,6 +344,22 @@ def resized(response: block_manager_pb2.ResizeResponse) -> Resized:
     return Resized(header=_header(response.header), evicted_blocks=response.evicted_blocks)
 
 
+def quota_request(
+    tenant: str, floor: int, quota: int | None, host_floor: int, host_quota: int | None
+) -> block_manager_pb2.SetQuotaRequest:
+    return block_manager_pb2.SetQuotaRequest(
+        tenant=tenant,
+        floor=_count(floor, "floor", 0),
+        quota=None if quota is None else _count(quota, "quota", 0),
+        host_floor=_count(host_floor, "host_floor", 0),
+        host_quota=None if host_quota is None else _count(host_quota, "host_quota", 0),
+    )
+
+
+def quota_set(response: block_manager_pb2.SetQuotaResponse) -> QuotaSet:
+    return QuotaSet(header=_header(response.header), usage=_tenant_usage(response.usage))
+
+
 def compact_request(max_moves: int | None) -> block_manager_pb2.CompactRequest:
     return block_manager_pb2.CompactRequest(max_moves=0 if max_moves is None else _count(max_moves, "max_moves"))
 
@@ -340,9 +373,10 @@ def compacted(response: block_manager_pb2.CompactResponse) -> Compacted:
     )
 
 
-def _count(value: int, name: str) -> int:
-    if not 1 <= value < 1 << 32:
-        raise InvalidArgument("VALUE_OUT_OF_RANGE", f"{name} cannot be {value}: at least 1", numbers={name: value})
+def _count(value: int, name: str, least: int = 1) -> int:
+    if not least <= value < 1 << 32:
+        why = f"{name} cannot be {value}: at least {least}"
+        raise InvalidArgument("VALUE_OUT_OF_RANGE", why, numbers={name: value})
     return value
 
 

@@ -26,6 +26,7 @@ from pagedkv._types import (
     Model,
     Piece,
     Pool,
+    QuotaSet,
     Resized,
     SamplingOptions,
     SequenceInfo,
@@ -206,6 +207,24 @@ class Client:
         """
         request = _convert.resize_request(limit)
         return _convert.resized(self._unary(self._block_manager.Resize, request, timeout))
+
+    def set_quota(
+        self,
+        tenant: str,
+        *,
+        floor: int = 0,
+        quota: int | None = None,
+        host_floor: int = 0,
+        host_quota: int | None = None,
+        timeout: float | None = None,
+    ) -> QuotaSet:
+        """What a tenant is guaranteed (floor), and the most that it may be charged for (quota; None: no bound).
+
+        In blocks of the device, and slots of the host. Cached blocks above the quota are evicted at once.
+        Raises NotFound TENANT_UNKNOWN, InvalidArgument QUOTA_OUT_OF_RANGE, FailedPrecondition FLOORS_EXCEED_POOL.
+        """
+        request = _convert.quota_request(tenant, floor, quota, host_floor, host_quota)
+        return _convert.quota_set(self._unary(self._block_manager.SetQuota, request, timeout))
 
     def compact(self, max_moves: int | None = None, *, timeout: float | None = None) -> Compacted:
         """Moves at most `max_moves` blocks (default 256, limit 4,096) of running calls to the low end of the pool.

@@ -211,6 +211,21 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What a tenant is charged for; a block that tenants of a share group share is charged to each of them."""
+
+    tenant: str
+    charged: int  # blocks of the device ...
+    cached: int  # ... of which so many can be evicted
+    reserved: int
+    host: int  # slots of the host
+    floor: int  # guaranteed; quota: the most, None: no bound
+    quota: int | None
+    host_floor: int
+    host_quota: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """Capacity and use of the pool; all numbers are of one moment between two steps."""
 
@@ -224,6 +239,7 @@ class Pool:
     limit: int  # blocks of the device that may be in use, cached or reserved at once
     watermark: int  # of these, blocks that admissions leave to the sequences that are here already
     layout: Layout
+    tenants: tuple[TenantUsage, ...]  # for operators all, for others their own
 
     @property
     def fragmentation(self) -> float:
@@ -285,6 +301,14 @@ class CacheReset:
 
     header: Header
     freed_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSet:
+    """A tenant has another quota; `usage` is after what it had to evict for it."""
+
+    header: Header
+    usage: TenantUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from pagedkv import BlockStates, BlockTable, Header, Model, Pool, Unavailable
+from pagedkv import BlockStates, BlockTable, Header, Model, Pool, TenantUsage, Unavailable
 from pagedkv.cli._app import Address, Format, Timeout, session
 from pagedkv.cli._output import Output, table, write_json, write_tables, write_text
 
@@ -73,7 +74,7 @@ def _write_pool(pool: Pool) -> None:
         ["", "count"],
         [(field.name.replace("_", " "), getattr(activity, field.name)) for field in dataclasses.fields(activity)],
     )
-    write_tables(blocks, layout, shared, counters)
+    write_tables(blocks, layout, _tenants(pool.tenants), shared, counters)
 
 
 def sequences(context: typer.Context, address: Address = None, output: Format = None, timeout: Timeout = None) -> None:
@@ -187,6 +188,45 @@ def resize(
             write_json(resized)
         else:
             write_text(f"{limit:,} blocks, {resized.evicted_blocks} evicted at {_moment(resized.header)}\n")
+
+
+def quota(
+    context: typer.Context,
+    tenant: Annotated[str, typer.Argument(help="Its name, as the service's tokens file has it.")],
+    floor: Annotated[int, typer.Option(min=0, help="Blocks that it can have whatever others do.")] = 0,
+    most: Annotated[int | None, typer.Option("--quota", min=0, help="Blocks at most; left out: no bound.")] = None,
+    host_floor: Annotated[int, typer.Option(min=0, help="As --floor, of the host's slots.")] = 0,
+    host_quota: Annotated[int | None, typer.Option(min=0, help="As --quota, of the host's slots.")] = None,
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """Sets what a tenant is guaranteed, and the most that it may have. Cached blocks are evicted down to it."""
+    with session(context, address, output, timeout) as (client, fmt):
+        done = client.set_quota(tenant, floor=floor, quota=most, host_floor=host_floor, host_quota=host_quota)
+        if fmt is Output.JSON:
+            write_json(done)
+        else:
+            write_tables(_tenants([done.usage]))
+
+
+def _tenants(usages: Sequence[TenantUsage]) -> Table:
+    def bounds(floor: int, most: int | None) -> str:
+        return f"{floor} .. {'' if most is None else most}"
+
+    rows = [
+        (
+            usage.tenant,
+            usage.charged,
+            usage.cached,
+            usage.reserved,
+            bounds(usage.floor, usage.quota),
+            usage.host,
+            bounds(usage.host_floor, usage.host_quota),
+        )
+        for usage in usages
+    ]
+    return table("Tenants", ["tenant", "charged", "cached", "reserved", "floor .. quota", "host", "host's"], rows)
 
 
 def compact(

@@ -36,7 +36,7 @@ class GetPoolRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPoolResponse(_message.Message):
-    __slots__ = ("header", "block_size", "block_bytes", "device", "host", "sharing", "activity", "limit", "watermark", "layout")
+    __slots__ = ("header", "block_size", "block_bytes", "device", "host", "sharing", "activity", "limit", "watermark", "layout", "tenants")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class GetPoolResponse(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     header: ReplyHeader
     block_size: int
     block_bytes: int
@@ -57,7 +58,30 @@ class GetPoolResponse(_message.Message):
     limit: int
     watermark: int
     layout: Layout
-    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., device: _Optional[_Union[BlockStates, _Mapping]] = ..., host: _Optional[_Union[BlockStates, _Mapping]] = ..., sharing: _Optional[_Union[Sharing, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., limit: _Optional[int] = ..., watermark: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., device: _Optional[_Union[BlockStates, _Mapping]] = ..., host: _Optional[_Union[BlockStates, _Mapping]] = ..., sharing: _Optional[_Union[Sharing, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., limit: _Optional[int] = ..., watermark: _Optional[int] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant", "charged", "cached", "reserved", "host", "floor", "quota", "host_floor", "host_quota")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    HOST_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    HOST_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    charged: int
+    cached: int
+    reserved: int
+    host: int
+    floor: int
+    quota: int
+    host_floor: int
+    host_quota: int
+    def __init__(self, tenant: _Optional[str] = ..., charged: _Optional[int] = ..., cached: _Optional[int] = ..., reserved: _Optional[int] = ..., host: _Optional[int] = ..., floor: _Optional[int] = ..., quota: _Optional[int] = ..., host_floor: _Optional[int] = ..., host_quota: _Optional[int] = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("free_runs", "largest_free_run", "highest_used_block")
@@ -210,6 +234,28 @@ class ResizeResponse(_message.Message):
     header: ReplyHeader
     evicted_blocks: int
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., evicted_blocks: _Optional[int] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "floor", "quota", "host_floor", "host_quota")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    HOST_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    HOST_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    floor: int
+    quota: int
+    host_floor: int
+    host_quota: int
+    def __init__(self, tenant: _Optional[str] = ..., floor: _Optional[int] = ..., quota: _Optional[int] = ..., host_floor: _Optional[int] = ..., host_quota: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ("header", "usage")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    usage: TenantUsage
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., usage: _Optional[_Union[TenantUsage, _Mapping]] = ...) -> None: ...
 
 class CompactRequest(_message.Message):
     __slots__ = ("max_moves",)

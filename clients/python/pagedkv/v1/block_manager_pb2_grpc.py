@@ -74,6 +74,11 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.FromString,
                 _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/SetQuota',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaResponse.FromString,
+                _registered_method=True)
         self.Compact = channel.unary_unary(
                 '/pagedkv.v1.BlockManagerService/Compact',
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.CompactRequest.SerializeToString,
@@ -174,6 +179,25 @@ class BlockManagerServiceServicer:
         | LIMIT_OUT_OF_RANGE   | INVALID_ARGUMENT    | at least 1, at most `most` blocks             |
         | RESIZE_BELOW_USE     | FAILED_PRECONDITION | more is in use: wait, free, release or unpin  |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE         | no executor ever attached: wait, retry        |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuota(self, request, context):
+        """What a tenant is guaranteed, and the most that it may be charged for: blocks of the
+        device and slots of the host that its block tables reference or reserve, each once, and
+        its cached blocks. Above its quota it loses what it has cached at once, and gets no
+        block before enough of the rest is freed. Calls of Generate that can never fit any more
+        end with PROMPT_EXCEEDS_POOL. Holds until the next SetQuota or the end of the service;
+        a later pool that is too small for all floors has none.
+
+        | Error                | Code                | Recovery                                       |
+        |----------------------|---------------------|------------------------------------------------|
+        | TENANT_UNKNOWN       | NOT_FOUND           | GetPool names the tenants that there are       |
+        | QUOTA_OUT_OF_RANGE   | INVALID_ARGUMENT    | floor at most quota                            |
+        | FLOORS_EXCEED_POOL   | FAILED_PRECONDITION | lower floors, or wait until more is free       |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE         | no executor ever attached: wait, retry         |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -293,6 +317,11 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     servicer.Resize,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaResponse.SerializeToString,
             ),
             'Compact': grpc.unary_unary_rpc_method_handler(
                     servicer.Compact,
@@ -477,6 +506,33 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/Resize',
             pagedkv_dot_v1_dot_block__manager__pb2.ResizeRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.ResizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/SetQuota',
+            pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.SetQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,
