@@ -10,23 +10,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from block_manager_svc.core.admission import Verdict, judge, refusal
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
-from block_manager_svc.core.chain import find, find_own, node_at, seal
+from block_manager_svc.core.beginnings import Beginnings
+from block_manager_svc.core.chain import node_at, seal
 from block_manager_svc.core.compaction import compact
-from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, ResourceExhausted
+from block_manager_svc.core.errors import InvalidArgument, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.events import EventLog, HashBlock, chained_sha256
 from block_manager_svc.core.eviction import POLICIES, EvictionName
-from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.extension import Plan, carry_out, decide
+from block_manager_svc.core.geometry import check_pool
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.promises import Promises, reservations
+from block_manager_svc.core.promises import reservations
 from block_manager_svc.core.ragged import ranges
 from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.results import (
-    Begun,
     Extended,
     Grown,
     Moved,
@@ -34,19 +33,19 @@ from block_manager_svc.core.results import (
 from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
-from block_manager_svc.core.tail import give_back, slots, surplus
+from block_manager_svc.core.tail import check_slots, give_back, slots, surplus
 
 _NONE = np.empty(0, np.int64)
 
 
-class PageTable(Promises):
+class PageTable(Beginnings):
     """Sequences over a pool of `num_blocks` blocks of `block_size` tokens; block 0 is the null block, never handed out.
 
     Commands over a batch take `sequences` (int64, distinct) with one value for each, and run in that order.
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_plan_key", "_planned", "_residency", "_retentions")
+    __slots__ = ("_plan_key", "_planned")
 
     def __init__(
         self,
@@ -80,140 +79,6 @@ class PageTable(Promises):
         # The last plan, good for the same arguments until the next command: `blocks_needed` is mostly asked before.
         self._plan_key: tuple[int, bytes, bytes] | None = None
         self._planned: Plan | None = None
-
-    def create(
-        self,
-        tokens: Integers,
-        namespace: bytes = b"",
-        *,
-        owner: int = 0,
-        tenant: int = 0,
-        retention: Retention | None = None,
-    ) -> int:
-        """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
-
-        owner: whose it is, for `check_owner`. tenant: who is charged for its blocks. retention: of the blocks that it
-        seals, finds or has moved; without one it leaves these as they are. Children of a fork have all as their parent.
-        """
-        content = token_ids(tokens)
-        if not content.size:
-            raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
-        self._check_tenant(tenant)
-        s = self._sequences
-        sequence = s.add()
-        row = s.row(sequence)
-        s.tokens.open(row, content)
-        s.length[row] = content.size
-        s.root[row] = s.node[row] = self._pool.index.root(namespace)
-        s.owner[row], s.tenant[row] = owner, tenant
-        self._retentions.begin(np.array([sequence]), retention)
-        self.revision += 1
-        s.mark(row, self.revision)
-        return sequence
-
-    def begin(
-        self,
-        counts: Integers,
-        tokens: Integers,
-        lookahead: Integers,
-        namespace: bytes = b"",
-        *,
-        owner: int = 0,
-        tenant: int = 0,
-        reservation: int = 0,
-        retention: Retention | None = None,
-        most: int | None = None,
-    ) -> Begun:
-        """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
-
-        Blocks that the index finds are referenced, and not evicted for the others; one sequence does not find what
-        another of the same call is still to write. All or nothing, as `admission` judges: OutOfBlocks for LATER,
-        ResourceExhausted NEVER_FITS for NEVER. reservation, most: as in `grow`.
-        """
-        count = integers(counts, "counts")
-        count = count_column(count, "counts", count.size)
-        ahead = count_column(lookahead, "lookahead", count.size)
-        content = token_ids(tokens)
-        check_length(content, "tokens", int(count.sum()), "that the counts add up to")
-        if (count == 0).any():
-            raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
-        self._check_tenant(tenant)
-        s, pool, size = self._sequences, self._pool, self.block_size
-        root = pool.index.root(namespace)
-        end = count.cumsum()
-        prompts = [content[e - n : e] for e, n in zip(end.tolist(), count.tolist(), strict=True)]
-        found = [find(pool, root, prompt[: (prompt.size - 1) // size * size]) for prompt in prompts]
-        blocks = np.array([hits.size for _, hits in found], np.int64)
-        cached, upto = blocks * size, count + ahead
-        _check_slots(int((upto - cached).sum()), most)
-        distinct = np.unique(np.concatenate([hits for _, hits in found])) if found else blocks
-        new = int(((upto + (size - 1)) // size - blocks).sum())
-        promised = self._promised(reservation, owner, tenant)
-        admission = judge(
-            pool,
-            tenant,
-            distinct,
-            new=new,
-            cached=int(cached.sum()),
-            watermark=self.watermark,
-            promised=promised,
-        )
-        if admission.verdict != Verdict.OK:
-            raise refusal(pool, tenant, admission)
-        self._draw(reservation, promised, new)
-        ids = np.array([s.add() for _ in prompts], np.int64)
-        rows = s.rows(ids)
-        for row, prompt, (node, hits) in zip(rows.tolist(), prompts, found, strict=True):
-            s.tokens.open(row, prompt)
-            s.node[row] = node
-            if hits.size:
-                pool.share(hits, tenant)
-                s.tables.open(row, hits)
-        pool.obey_quotas()
-        s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
-        s.root[rows], s.owner[rows], s.tenant[rows] = root, owner, tenant
-        self._retentions.begin(ids, retention)
-        self._retentions.apply(s, pool, rows, np.zeros_like(blocks), blocks)
-        carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
-        pool.note_peaks()
-        self.revision += 1
-        s.mark(rows, self.revision)
-        indptr = np.zeros(ids.size + 1, np.int64)
-        np.cumsum(upto - cached, out=indptr[1:])
-        return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto))
-
-    def reuse(self, sequence: int) -> int:
-        """References what `match` finds and counts it as computed. Returns the tokens that are computed now.
-
-        OutOfBlocks, or ResourceExhausted QUOTA_EXCEEDED, where there are several tenants.
-        FailedPrecondition TABLE_NOT_EMPTY: only a sequence without blocks can begin with others'.
-        """
-        s = self._sequences
-        row = s.row(sequence)
-        if s.blocks[row]:
-            raise FailedPrecondition(
-                "TABLE_NOT_EMPTY",
-                f"sequence {sequence} has {s.blocks[row]} blocks: drop it first",
-                sequence=sequence,
-                blocks=int(s.blocks[row]),
-            )
-        self._check_on_device(np.array([row]))
-        node, blocks = find_own(s, self._pool, self.block_size, row)
-        if blocks.size:
-            tenant = int(s.tenant[row])
-            self._check_found(blocks, tenant)
-            self._pool.share(blocks, tenant)
-            self._pool.obey_quotas()
-            self._pool.note_peaks()
-            s.tables.open(row, blocks)
-            self._retentions.apply(s, self._pool, np.array([row]), np.array([0]), np.array([blocks.size]))
-            s.blocks[row] = blocks.size
-            s.computed[row] = s.writable[row] = blocks.size * self.block_size
-            s.node[row] = node
-        self.revision += 1
-        if blocks.size:
-            s.mark(row, self.revision)
-        return int(s.computed[row])
 
     def blocks_needed(self, sequences: Integers, upto: Integers) -> I32:
         """Blocks that `extend` would take for each, in this order: new ones, and copies of shared ones."""
@@ -298,14 +163,14 @@ class PageTable(Promises):
         check_length(content, "tokens", added, "that the counts add up to")
         s, size = self._sequences, self.block_size
         rows = s.rows(ids)
-        self._check_on_device(rows)
+        self._residency.check_on_device(s, rows)
         length = s.length[rows]
         longer = length + count
         upto = longer if lookahead is None else longer + ahead
         first = np.minimum(length, s.writable[rows])
         indptr = np.zeros(ids.size + 1, np.int64)
         np.cumsum(upto - first, out=indptr[1:])
-        _check_slots(int(indptr[-1]), most)
+        check_slots(int(indptr[-1]), most)
         plan = decide(s, self._pool, size, rows, s.computed[rows], upto)
         shrinks = plan.blocks > plan.pages
         back = surplus(s, rows, plan.pages) if b"\1" in shrinks.tobytes() else _NONE
@@ -375,7 +240,7 @@ class PageTable(Promises):
         ids = integers(sequences, "sequences")
         to = column(upto, "upto", ids.size)
         rows = s.rows(ids)
-        self._check_on_device(rows)
+        self._residency.check_on_device(s, rows)
         computed = s.computed[rows]
         limit = np.minimum(s.writable[rows], s.length[rows])
         self._check_upto(ids, to, computed, limit, "UPTO_NOT_WRITABLE", "positions are known and writable")
@@ -388,38 +253,6 @@ class PageTable(Promises):
             self._retentions.apply(s, self._pool, *sealing)
         s.computed[rows] = to
         self.revision += 1
-
-    def fork(self, sequence: int, count: int = 1) -> I64:
-        """`count` new sequences with the same tokens, computed positions, and the blocks that hold these.
-
-        Takes no block, copies nothing. What the parent may have in flight, its lookahead included, stays its own.
-        """
-        s = self._sequences
-        parent = s.row(sequence)
-        if count < 1:
-            raise InvalidArgument("COUNT_OUT_OF_RANGE", f"{count} children: at least 1", count=count)
-        children = np.array([s.add() for _ in range(count)], np.int64)
-        parent, rows = s.row(sequence), s.rows(children)
-        length, blocks = int(s.length[parent]), -(-int(s.computed[parent]) // self.block_size)
-        entries = s.tables.values(parent, blocks).copy()
-        tokens = s.tokens.values(parent, length).copy()
-        for row in rows.tolist():
-            s.tokens.open(row, tokens)
-            if blocks:
-                s.tables.open(row, entries)
-        for name in ("length", "computed", "node", "root", "owner", "tenant"):
-            values = getattr(s, name)
-            values[rows] = values[parent]
-        s.blocks[rows] = blocks
-        s.writable[rows] = s.computed[parent]
-        self._retentions.fork(sequence, children)
-        self._pool.share(entries.astype(np.int64), int(s.tenant[parent]), count)
-        if s.away[parent]:
-            self._residency.fork(s, parent, rows)
-        self._pool.note_peaks()
-        self.revision += 1
-        s.mark(rows, self.revision)
-        return children
 
     def drop(self, sequences: Integers) -> None:
         """Preemption by recomputation: gives all blocks back and keeps the tokens; nothing is computed any more."""
@@ -516,22 +349,6 @@ class PageTable(Promises):
             change[who[0]] -= drawn
         accounts.check(change, plan.total - back - drawn, pool.available(), plan.total)
 
-    def _check_found(self, blocks: I64, tenant: int) -> None:
-        """That a tenant may take blocks that it has found."""
-        pool = self._pool
-        if pool.accounts:
-            change, needed = pool.change(blocks, tenant), pool.to_take(blocks, tenant)
-            idle, joint = int(np.count_nonzero(pool.is_evictable(blocks))), pool.join(blocks, tenant)
-            pool.accounts.check(change, idle, pool.available(), needed, joint)
-
-    def _check_on_device(self, rows: I64) -> None:
-        away = self._sequences.away
-        if self._residency.away and away[rows].any():
-            sequence = int(self._sequences.id[rows[away[rows].nonzero()[0][0]]])
-            raise FailedPrecondition(
-                "SEQUENCE_SWAPPED_OUT", f"sequence {sequence} is on the host: swap it in first", sequence=sequence
-            )
-
     def _check_upto(self, ids: I64, upto: I64, computed: I64, limit: I64, beyond: str, what: str) -> None:
         wrong = (upto < computed) | (upto > limit)
         if b"\1" not in wrong.tobytes():
@@ -555,7 +372,7 @@ class PageTable(Promises):
         if self._planned is None or self._plan_key != key:
             s = self._sequences
             rows = s.rows(ids)
-            self._check_on_device(rows)
+            self._residency.check_on_device(s, rows)
             computed = s.computed[rows]
             self._check_upto(ids, upto, computed, s.length[rows], "UPTO_BEYOND_LENGTH", "tokens are known")
             self._planned = decide(s, self._pool, self.block_size, rows, computed, upto)
@@ -574,46 +391,3 @@ class PageTable(Promises):
             self._pool.release(tables[0].astype(np.int64), np.repeat(s.tenant[rows], blocks))
         elif tables:
             self._pool.release_repeated(np.concatenate(tables).astype(np.int64), np.repeat(s.tenant[rows], blocks))
-
-
-def _check_slots(slots: int, most: int | None) -> None:
-    if most is not None and slots > most:
-        raise InvalidArgument(
-            "TOO_MANY_SLOTS",
-            f"the answer would name {slots} slots, {most} more fit in: ask in parts",
-            slots=slots,
-            limit=most,
-        )
-
-
-def check_pool(num_blocks: int, num_host: int, block_size: int, watermark: int, eviction: str) -> None:
-    """Refuses what no page table can be made of."""
-    if not 2 <= num_blocks < 1 << 31:
-        raise InvalidArgument(
-            "POOL_SIZE_OUT_OF_RANGE",
-            f"a pool of {num_blocks} blocks: at least 2, below 2**31",
-            num_blocks=num_blocks,
-        )
-    if not 0 <= num_host < (1 << 31) - num_blocks:
-        raise InvalidArgument(
-            "POOL_SIZE_OUT_OF_RANGE",
-            f"{num_host} host slots beside {num_blocks} blocks: at least 0, and below 2**31 together",
-            num_host=num_host,
-            num_blocks=num_blocks,
-        )
-    if not 1 <= block_size < 1 << 16:
-        raise InvalidArgument(
-            "BLOCK_SIZE_OUT_OF_RANGE",
-            f"{block_size} tokens a block: at least 1, below 65536",
-            block_size=block_size,
-        )
-    if not 0 <= watermark < num_blocks:
-        raise InvalidArgument(
-            "WATERMARK_OUT_OF_RANGE",
-            f"a watermark of {watermark} blocks: at least 0, below the {num_blocks} of the pool",
-            watermark=watermark,
-            num_blocks=num_blocks,
-        )
-    if eviction not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise InvalidArgument("EVICTION_UNKNOWN", f"no eviction policy {eviction!r}: known are {known}", known=known)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from block_manager_svc.core.errors import OutOfBlocks, ResourceExhausted
+from block_manager_svc.core.errors import FailedPrecondition, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.moves import distinct, entries_of, point
 from block_manager_svc.core.pool import SPARE_SLOTS, BlockPool
 from block_manager_svc.core.sequences import Sequences
@@ -45,6 +45,14 @@ class Residency:
     def __init__(self) -> None:
         self.away = 0  # sequences that are swapped out
         self._holders: dict[int, list[int]] = {}  # place -> ids; a block on the host with one holder has no entry
+
+    def check_on_device(self, s: Sequences, rows: I64) -> None:
+        """FailedPrecondition SEQUENCE_SWAPPED_OUT if one of them is not."""
+        if self.away and s.away[rows].any():
+            sequence = int(s.id[rows[s.away[rows].nonzero()[0][0]]])
+            raise FailedPrecondition(
+                "SEQUENCE_SWAPPED_OUT", f"sequence {sequence} is on the host: swap it in first", sequence=sequence
+            )
 
     def decide(self, s: Sequences, pool: BlockPool, size: int, out: I64, in_: I64) -> SwapPlan:
         """What it takes for rows `out` to be away and rows `in_` to be on the device. Changes nothing.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from block_manager_svc.core.errors import InvalidArgument
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.ragged import ranges
 from block_manager_svc.core.sequences import Sequences
@@ -47,3 +48,14 @@ def slots(s: Sequences, size: int, rows: I64, first: I64, upto: I64) -> I64:
     # Of the offset within the block, what lies before the entry is the same in position and slot.
     slot: I64 = position + (s.tables.data[start + entry] - entry) * size
     return slot
+
+
+def check_slots(slots: int, most: int | None) -> None:
+    """That an answer may name so many slots; most: None is no bound."""
+    if most is not None and slots > most:
+        raise InvalidArgument(
+            "TOO_MANY_SLOTS",
+            f"the answer would name {slots} slots, {most} more fit in: ask in parts",
+            slots=slots,
+            limit=most,
+        )
