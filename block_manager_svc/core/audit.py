@@ -6,6 +6,7 @@ from dataclasses import astuple
 
 import numpy as np
 
+from block_manager_svc.core.extra_keys import by_block
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
@@ -47,6 +48,8 @@ def _rows(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
             wrong.append(f"{name} has {length} tokens in room for {s.tokens.capacity[row]}")
         if blocks > s.tables.capacity[row]:
             wrong.append(f"{name} has {blocks} blocks in room for {s.tables.capacity[row]}")
+        if (keyed := s.extra.get(int(s.id[row]))) and not 0 <= keyed[0][0] <= keyed[-1][0] < length:
+            wrong.append(f"{name} has extra keys for positions {keyed[0][0]} to {keyed[-1][0]}, {length} tokens")
         table = s.tables.values(row, blocks)
         device, end = pool.num_blocks, pool.num_blocks + pool.num_host
         outside = table[(table < 1) | (table >= end) | (table == device)]
@@ -223,25 +226,25 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     """Blocks hold what their holders think they hold.
 
     What is computed and full is sealed; an indexed block is found by its holders' tokens, behind their block before it;
-    two tables share a block only in the same place, where their tokens up to what both have computed are equal.
+    two tables share a block only in the same place, where their tokens and extra keys are equal up to what both have
+    computed.
     """
     wrong = []
     first_holder: dict[int, tuple[int, int]] = {}
     for row in s.alive().tolist():
         name = f"sequence {s.id[row]}"
         table = s.tables.values(row, int(s.blocks[row])).tolist()
-        tokens = s.tokens.values(row, int(s.length[row]))
         full = int(s.computed[row]) // block_size
         node = pool.index.serial(int(s.root[row]))
         for place, block in enumerate(table):
-            own = tokens[place * block_size : min((place + 1) * block_size, int(s.computed[row]))]
+            own, keys = _held(s, row, place, block_size, int(s.computed[row]))
             if place < full and not pool.sealed[block]:
                 wrong.append(f"block {block} of {name} is full and computed, and not sealed")
             content = pool.index.content(block)
             if content is not None:
                 parent, held = content
-                if not held.startswith(own.tobytes()):
-                    wrong.append(f"block {block} is indexed with other tokens than {name} has at {place * block_size}")
+                if not held.startswith(own) or not held[4 * block_size :].startswith(keys):
+                    wrong.append(f"block {block} is indexed with other content than {name} has at {place * block_size}")
                 if node and place < full and parent != node:
                     wrong.append(f"block {block} of {name} is indexed behind node {parent}, the block before is {node}")
             # 0: the block before is not canonical, so which node stands for it is not known here.
@@ -252,11 +255,17 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
                 continue
             # Below this both have written, or found written, what the block holds.
             end = min((place + 1) * block_size, int(s.computed[row]), int(s.computed[other]))
-            theirs = s.tokens.values(other, int(s.length[other]))[place * block_size : end]
-            if not np.array_equal(theirs, tokens[place * block_size : end]):
-                wrong.append(f"{name} and sequence {s.id[other]} share block {block}, their tokens differ before {end}")
+            if _held(s, row, place, block_size, end) != _held(s, other, place, block_size, end):
+                wrong.append(f"{name} and sequence {s.id[other]} share block {block}, they differ before {end}")
         end_node = pool.index.node(table[full - 1]) if full else int(s.root[row])
         after = int(s.node[row])
         if NO_NODE not in (end_node, after) and pool.index.serial(end_node) != pool.index.serial(after):
             wrong.append(f"{name} goes on from node {after}, its {full} computed blocks end in {end_node}")
     return wrong
+
+
+def _held(s: Sequences, row: int, place: int, size: int, end: int) -> tuple[bytes, bytes]:
+    """What a row's entry holds of positions below `end`: tokens, and extra keys as the index has them."""
+    first, end = place * size, min((place + 1) * size, end)
+    keyed = tuple(each for each in s.extra.get(int(s.id[row]), ()) if each[0] < end)
+    return s.tokens.values(row, end)[first:].tobytes(), by_block(keyed, size).get(place, b"")

@@ -136,7 +136,8 @@ class _Batch:
                 self._table.free(sequences)
                 self._freed = True
             case Pin():
-                pinned = self._table.pin(command.tokens, command.until, command.namespace, owner=self._owner)
+                pin = self._table.pin
+                pinned = pin(command.tokens, command.until, command.namespace, owner=self._owner, extra=command.extra)
                 return Done(pin=pinned.pin, pinned=pinned.tokens)
             case Unpin():
                 self._table.unpin(self._resolve(command.pins, _made_pin), owner=self._owner)
@@ -163,6 +164,7 @@ class _Batch:
             reservation=self._reservation(command.reservation),
             owner=self._owner,
             most=self._slots,
+            extra=command.extra,
         )
         self._slots -= grown.slots.size
         self._named.append(sequences)
@@ -181,6 +183,7 @@ class _Batch:
             retention=command.retention,
             reservation=self._reservation(command.reservation),
             most=self._slots,
+            extra=command.extra,
         )
         self._slots -= begun.slots.size
         self._named.append(begun.sequences)

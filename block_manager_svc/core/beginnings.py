@@ -10,6 +10,7 @@ from block_manager_svc.core.chain import find, find_own
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument
 from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.extension import carry_out, decide
+from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.promises import Promises
 from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.results import Begun
@@ -34,15 +35,18 @@ class Beginnings(Promises):
         owner: int = 0,
         tenant: int = 0,
         retention: Retention | None = None,
+        extra: ExtraKeys | None = None,
     ) -> int:
         """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
 
         owner: whose it is, for `check_owner`. tenant: who is charged for its blocks. retention: of the blocks that it
-        seals, finds or has moved; without one it leaves these as they are. Children of a fork have all as their parent.
+        seals, finds or has moved; without one it leaves these as they are. extra: its extra keys, at place 0.
+        Children of a fork have all as their parent.
         """
         content = token_ids(tokens)
         if not content.size:
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        keyed = by_place(extra, np.array([0]), np.array([content.size]))
         self._check_tenant(tenant)
         s = self._sequences
         sequence = s.add()
@@ -52,6 +56,8 @@ class Beginnings(Promises):
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
         s.owner[row], s.tenant[row] = owner, tenant
         self._retentions.begin(np.array([sequence]), retention)
+        if keyed:
+            s.extra[sequence] = keyed[0]
         self.revision += 1
         s.mark(row, self.revision)
         return sequence
@@ -67,6 +73,7 @@ class Beginnings(Promises):
         tenant: int = 0,
         reservation: int = 0,
         retention: Retention | None = None,
+        extra: ExtraKeys | None = None,
         most: int | None = None,
     ) -> Begun:
         """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
@@ -82,12 +89,16 @@ class Beginnings(Promises):
         check_length(content, "tokens", int(count.sum()), "that the counts add up to")
         if (count == 0).any():
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        keyed = by_place(extra, np.zeros_like(count), count)
         self._check_tenant(tenant)
         s, pool, size = self._sequences, self._pool, self.block_size
         root = pool.index.root(namespace)
         end = count.cumsum()
         prompts = [content[e - n : e] for e, n in zip(end.tolist(), count.tolist(), strict=True)]
-        found = [find(pool, root, prompt[: (prompt.size - 1) // size * size]) for prompt in prompts]
+        found = [
+            find(pool, root, prompt[: (prompt.size - 1) // size * size], keyed.get(i, ()))
+            for i, prompt in enumerate(prompts)
+        ]
         blocks = np.array([hits.size for _, hits in found], np.int64)
         cached, upto = blocks * size, count + ahead
         check_slots(int((upto - cached).sum()), most)
@@ -118,6 +129,8 @@ class Beginnings(Promises):
         s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
         s.root[rows], s.owner[rows], s.tenant[rows] = root, owner, tenant
         self._retentions.begin(ids, retention)
+        for place, keys in keyed.items():
+            s.extra[int(ids[place])] = keys
         self._retentions.apply(s, pool, rows, np.zeros_like(blocks), blocks)
         carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
         pool.note_peaks()
@@ -184,6 +197,8 @@ class Beginnings(Promises):
         s.blocks[rows] = blocks
         s.writable[rows] = s.computed[parent]
         self._retentions.fork(sequence, children)
+        if (keyed := s.extra.get(sequence)) is not None:
+            s.extra.update(dict.fromkeys(children.tolist(), keyed))
         self._pool.share(entries.astype(np.int64), int(s.tenant[parent]), count)
         if s.away[parent]:
             self._residency.fork(s, parent, rows)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from block_manager_svc.core.extra_keys import Keyed, by_block
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 
 
-def find(pool: BlockPool, root: int, tokens: I32) -> tuple[int, I64]:
+def find(pool: BlockPool, root: int, tokens: I32, keyed: Keyed = ()) -> tuple[int, I64]:
     """What the index finds of whole blocks on the device, and the node that it ends in.
 
     What lies on the host is not there before it is swapped in.
     """
-    node, blocks = pool.index.find(root, tokens.tobytes())
+    node, blocks = pool.index.find(root, tokens.tobytes(), by_block(keyed, pool.index.block_size))
     if pool.host.sealed and (away := (blocks >= pool.num_blocks).nonzero()[0]).size:
         blocks = blocks[: away[0]]
         node = pool.index.node(int(blocks[-1])) if blocks.size else root
@@ -28,7 +29,7 @@ def find(pool: BlockPool, root: int, tokens: I32) -> tuple[int, I64]:
 def find_own(s: Sequences, pool: BlockPool, size: int, row: int) -> tuple[int, I64]:
     """What a row finds of its own tokens: whole blocks, below its last token. size: tokens a block."""
     whole = (int(s.length[row]) - 1) // size * size
-    return find(pool, int(s.root[row]), s.tokens.values(row, whole))
+    return find(pool, int(s.root[row]), s.tokens.values(row, whole), s.extra.get(int(s.id[row]), ()))
 
 
 def node_at(s: Sequences, pool: BlockPool, size: int, row: int, full: int) -> int:
@@ -42,7 +43,8 @@ def node_at(s: Sequences, pool: BlockPool, size: int, row: int, full: int) -> in
     if last != NO_NODE:
         return last
     # The block is the double of a canonical one, which may be gone by now.
-    node, blocks = index.find(int(s.root[row]), s.tokens.values(row, full * size).tobytes())
+    keys = by_block(s.extra.get(int(s.id[row]), ()), size)
+    node, blocks = index.find(int(s.root[row]), s.tokens.values(row, full * size).tobytes(), keys)
     return node if blocks.size == full else NO_NODE
 
 
@@ -59,4 +61,16 @@ def seal(s: Sequences, pool: BlockPool, size: int, rows: I64, first: I64, count:
     for i, node in enumerate(parents):
         if not pool.index.is_alive(node):
             parents[i] = node_at(s, pool, size, int(rows[i]), int(first[i]))
-    s.node[rows] = pool.seal(parents, counts, tokens, blocks.astype(np.int64))
+    extra = _keys_of_sealed(s, size, rows, first, count) if s.extra else {}
+    s.node[rows] = pool.seal(parents, counts, tokens, blocks.astype(np.int64), extra)
+
+
+def _keys_of_sealed(s: Sequences, size: int, rows: I64, first: I64, count: I64) -> dict[int, bytes]:
+    """Extra keys of logical blocks first[i] .. + count[i] of each row, by their place among all of them."""
+    keys: dict[int, bytes] = {}
+    begin = count.cumsum() - count
+    for i, sequence in enumerate(s.id[rows].tolist()):
+        for block, key in by_block(s.extra.get(sequence, ()), size).items():
+            if 0 <= block - first[i] < count[i]:
+                keys[int(begin[i] + block - first[i])] = key
+    return keys

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from block_manager_svc.core.eviction.retention import Retention
+from block_manager_svc.core.extra_keys import ExtraKeys
 from block_manager_svc.core.step import I32, I64
 
 _POSITION_BITS = 32
@@ -31,7 +32,7 @@ def referred(reference: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """New sequences, with the blocks for their prompts. See PageTable.admit."""
+    """New sequences, with the blocks for their prompts. See PageTable.begin."""
 
     counts: I64
     tokens: I32
@@ -39,6 +40,7 @@ class Create:
     namespace: bytes
     reservation: int = 0
     retention: Retention | None = None
+    extra: ExtraKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Append:
     tokens: I32
     lookahead: I64 | None
     reservation: int = 0
+    extra: ExtraKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Pin:
     tokens: I32
     until: int
     namespace: bytes
+    extra: ExtraKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from block_manager_svc.core.errors import InvalidArgument, OutOfBlocks, Resource
 from block_manager_svc.core.events import EventLog, HashBlock, chained_sha256
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
+from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.geometry import check_pool
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
@@ -145,6 +146,7 @@ class PageTable(Beginnings):
         reservation: int = 0,
         owner: int = 0,
         most: int | None = None,
+        extra: ExtraKeys | None = None,
     ) -> Grown:
         """Adds counts[i] of `tokens` to each, and makes all that is not computed and lookahead[i] slots more writable.
 
@@ -153,7 +155,7 @@ class PageTable(Beginnings):
         length + lookahead positions, neither more nor less: what an earlier lookahead did not use comes back.
         Copies as `extend` does. All or nothing: OutOfBlocks if free and evictable blocks and those that come back
         together fall short. reservation: `owner`'s, that is drawn from first; 0: none. most: slots in the answer, or
-        InvalidArgument TOO_MANY_SLOTS.
+        InvalidArgument TOO_MANY_SLOTS. extra: extra keys of the new tokens.
         """
         ids = integers(sequences, "sequences")
         count = 1 if counts is None else count_column(counts, "counts", ids.size)
@@ -166,6 +168,7 @@ class PageTable(Beginnings):
         self._residency.check_on_device(s, rows)
         length = s.length[rows]
         longer = length + count
+        keyed = by_place(extra, length, longer) if extra else None
         upto = longer if lookahead is None else longer + ahead
         first = np.minimum(length, s.writable[rows])
         indptr = np.zeros(ids.size + 1, np.int64)
@@ -183,6 +186,10 @@ class PageTable(Beginnings):
             at = s.tokens.start[rows] + length
             s.tokens.data[at if isinstance(count, int) else ranges(at, count)] = content
             s.length[rows] = longer
+        if keyed:
+            for place, keys in keyed.items():
+                sequence = int(ids[place])
+                s.extra[sequence] = s.extra.get(sequence, ()) + keys
         s.writable[rows] = upto
         extended = carry_out(plan, s, self._pool)
         self._pool.note_peaks()
@@ -218,6 +225,8 @@ class PageTable(Beginnings):
         kept = np.minimum(computed, to)
         pages = (to + (size - 1)) // size
         shorter = rows[kept // size < computed // size]
+        if s.extra:
+            s.cut_extra(ids, to)
         s.length[rows] = to
         s.computed[rows] = kept
         s.writable[rows] = np.minimum(s.writable[rows], to)

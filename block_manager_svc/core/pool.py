@@ -14,6 +14,7 @@ On the host nothing is cached: what loses its last reference there is free.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,7 +72,7 @@ class BlockPool:
         self.allocator = BitmapAllocator(num_blocks)
         self.host_allocator = BitmapAllocator(max(num_host, 1))
         self.index = PrefixIndex(num_blocks + num_host, block_size)
-        self._make_cache = partial(policy, num_blocks, self.index.tokens)
+        self._make_cache = partial(policy, num_blocks, self.index.held)
         self.cached: EvictionPolicy = self._make_cache()
         self.accounts: Accounts | None = None  # while there is one tenant, 0, without quota or floor
         self.refcount: I32 = np.zeros(num_blocks + num_host, np.int32)
@@ -281,6 +282,7 @@ class BlockPool:
         self.allocator.free(gone)
         if self.accounts:
             self.accounts.lose(gone)
+            self.obey_quotas()
 
     def _settle_host(self, blocks: I64, before: I32, after: I32) -> int:
         """As `_settle`, on the host. Returns by how much the refcounts fell."""
@@ -352,6 +354,7 @@ class BlockPool:
         self.cached.add(idle)
         self._pinned -= last.size
         self._idle_pinned -= idle.size
+        self.obey_quotas()
 
     @property
     def has_pins(self) -> bool:
@@ -378,9 +381,11 @@ class BlockPool:
     def _not_pinned(self, blocks: I64) -> I64:
         return blocks[self.pinned[blocks] == 0] if self._pinned else blocks
 
-    def seal(self, parents: list[int], counts: list[int], tokens: bytes, blocks: I64) -> list[int]:
+    def seal(
+        self, parents: list[int], counts: list[int], tokens: bytes, blocks: I64, extra: Mapping[int, bytes]
+    ) -> list[int]:
         """Seals blocks, and indexes those whose content is new behind its prefix. See PrefixIndex.insert."""
-        ends, indexed = self.index.insert(parents, counts, tokens, blocks.tolist())
+        ends, indexed = self.index.insert(parents, counts, tokens, blocks.tolist(), extra)
         self.sealed[blocks] = True
         self.indexed[indexed] = True
         self.device.sealed += blocks.size

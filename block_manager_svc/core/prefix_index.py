@@ -2,9 +2,9 @@
 
 A trie over full blocks, kept as one dictionary:
 
-    (serial of the parent's node: 8 bytes | the block's tokens: int32 little-endian)  ->  node
+    (serial of the parent's node: 8 bytes | the block's tokens: int32 little-endian | its extra keys)  ->  node
 
-The key holds the tokens themselves, so a hit is exact and nothing can collide; the parent's serial stands for all that
+The key holds the content itself, so a hit is exact and nothing can collide; the parent's serial stands for all that
 comes before. A node is one number: above, a serial that is never used again; below, the block that held the content
 when the node was read. A block that is evicted takes its node along, and what was chained behind that node is not found
 any more, whatever the block holds next. A block that moves keeps its serial, and with it all that is chained behind.
@@ -13,6 +13,7 @@ Each namespace has a root of its own (whose block is 0), so equal tokens of two 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from struct import Struct
 
@@ -21,15 +22,30 @@ import numpy as np
 from block_manager_svc.core.events import EventLog
 from block_manager_svc.core.step import I64
 
+_NO_KEYS: Mapping[int, bytes] = {}
+
 NO_NODE = 0  # in the place of a node: what comes behind it is not indexed
 
 
 class PrefixIndex:
-    __slots__ = ("_keys", "_mask", "_moved", "_nodes", "_pieces", "_roots", "_serial", "_shift", "_width", "events")
+    __slots__ = (
+        "_keys",
+        "_mask",
+        "_moved",
+        "_nodes",
+        "_pieces",
+        "_roots",
+        "_serial",
+        "_shift",
+        "_width",
+        "block_size",
+        "events",
+    )
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._pieces = Struct(f"{4 * block_size}s").iter_unpack  # tokens of one block after another
         self._width = 4 * block_size
+        self.block_size = block_size
         self._shift = num_blocks.bit_length()
         self._mask = (1 << self._shift) - 1
         self._serial = 0
@@ -62,13 +78,16 @@ class PrefixIndex:
             return True
         return node >> self._shift in self._moved
 
-    def find(self, node: int, tokens: bytes) -> tuple[int, I64]:
-        """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way."""
+    def find(self, node: int, tokens: bytes, extra: Mapping[int, bytes] = _NO_KEYS) -> tuple[int, I64]:
+        """Follows whole blocks of `tokens` (int32) from `node`: the last node reached, and the blocks on the way.
+
+        extra: the extra keys of those blocks that have some, by their place among these.
+        """
         child, shift = self._nodes.get, self._shift
         path: list[int] = []
         serial = node >> shift
         found: int | None
-        for (piece,) in self._pieces(tokens):
+        for (piece,) in self._contents(tokens, extra):
             found = child(serial.to_bytes(8, "little") + piece)
             if found is None:
                 break
@@ -77,9 +96,15 @@ class PrefixIndex:
         return path[-1] if path else node, np.array(path, np.int64) & self._mask
 
     def insert(
-        self, parents: list[int], counts: list[int], tokens: bytes, blocks: list[int]
+        self,
+        parents: list[int],
+        counts: list[int],
+        tokens: bytes,
+        blocks: list[int],
+        extra: Mapping[int, bytes] = _NO_KEYS,
     ) -> tuple[list[int], list[int]]:
-        """Chains the next counts[i] of `blocks` behind node parents[i]; `tokens` (int32) is what all of them hold.
+        """Chains the next counts[i] of `blocks` behind node parents[i]; `tokens` (int32) is what all of them hold,
+        `extra` as in `find`.
 
         Where equal content is indexed already, that one stays canonical and the chain goes on from it. Behind NO_NODE
         nothing is indexed. Returns the last node of each chain, and those of `blocks` that are indexed now.
@@ -87,7 +112,7 @@ class PrefixIndex:
         nodes, shift = self._nodes, self._shift
         ends: list[int] = []
         indexed: list[int] = []
-        held = zip(blocks, self._pieces(tokens), strict=True)
+        held = zip(blocks, self._contents(tokens, extra), strict=True)
         for parent, count in zip(parents, counts, strict=True):
             node = parent
             for block, (piece,) in islice(held, count):
@@ -103,9 +128,9 @@ class PrefixIndex:
             ends.append(node)
         if self.events is not None:
             for block in indexed:
-                key = self._keys[block]
-                assert key is not None
-                self._tell_stored(self.events, int.from_bytes(key[:8], "little"), key, nodes[key])
+                new = self._keys[block]
+                assert new is not None
+                self._tell_stored(self.events, int.from_bytes(new[:8], "little"), new, nodes[new])
         return ends, indexed
 
     def remove(self, blocks: list[int]) -> None:
@@ -167,12 +192,12 @@ class PrefixIndex:
         return NO_NODE if key is None else self._nodes.get(key, NO_NODE)
 
     def content(self, block: int) -> tuple[int, bytes] | None:
-        """What a block is found by: the serial of its parent's node, and its tokens; None if it is not indexed."""
+        """What a block is found by: the serial of its parent's node, and `held`; None if it is not indexed."""
         key = self._keys[block]
         return None if key is None else (int.from_bytes(key[:8], "little"), key[8:])
 
-    def tokens(self, block: int) -> bytes:
-        """What an indexed block holds (int32)."""
+    def held(self, block: int) -> bytes:
+        """What an indexed block holds: its tokens (int32), and behind them its extra keys."""
         key = self._keys[block]
         assert key is not None
         return key[8:]
@@ -193,6 +218,10 @@ class PrefixIndex:
         if named != len(self._nodes):
             wrong.append(f"{named} blocks have a key in the index, {len(self._nodes)} can be found")
         return wrong
+
+    def _contents(self, tokens: bytes, extra: Mapping[int, bytes]) -> Iterable[tuple[bytes]]:
+        pieces: Iterable[tuple[bytes]] = self._pieces(tokens)
+        return ((piece + extra.get(i, b""),) for i, (piece,) in enumerate(pieces)) if extra else pieces
 
     def _tell_stored(self, events: EventLog, parent: int, key: bytes, node: int) -> None:
         end = 8 + self._width

@@ -9,6 +9,7 @@ import numpy as np
 from block_manager_svc.core.arguments import Integers, integers, token_ids
 from block_manager_svc.core.chain import find
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfBlocks
+from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.prefix_index import NO_NODE
 from block_manager_svc.core.reads import Reads
@@ -51,16 +52,25 @@ class Promises(Reads):
             self._give_up(reservation)
         self.revision += 1
 
-    def pin(self, tokens: Integers, until: int, namespace: bytes = b"", *, owner: int = 0) -> Pinned:
+    def pin(
+        self,
+        tokens: Integers,
+        until: int,
+        namespace: bytes = b"",
+        *,
+        owner: int = 0,
+        extra: ExtraKeys | None = None,
+    ) -> Pinned:
         """Keeps what the index finds of `tokens` (int32; whole blocks, the last included) until the clock says `until`.
 
         Pinned blocks are not evicted: they stay CACHED when nothing references them, and `available` is without them.
         InvalidArgument UNTIL_PASSED: that moment is over. NotFound PREFIX_NOT_CACHED: not one whole block is found.
         """
         content = token_ids(tokens)
+        keyed = by_place(extra, np.array([0]), np.array([content.size]))
         self._check_until(until)
         whole = content[: content.size // self.block_size * self.block_size]
-        _, blocks = find(self._pool, self._pool.index.root(namespace), whole)
+        _, blocks = find(self._pool, self._pool.index.root(namespace), whole, keyed.get(0, ()))
         if not blocks.size:
             raise NotFound(
                 "PREFIX_NOT_CACHED",

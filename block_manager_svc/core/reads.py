@@ -9,6 +9,7 @@ from block_manager_svc.core.admission import Admission, judge
 from block_manager_svc.core.arguments import Integers, column, integers, token_ids
 from block_manager_svc.core.chain import find, find_own
 from block_manager_svc.core.errors import InvalidArgument, Refused, SequenceNotFound
+from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.results import BlockStates, Counters, Layout, Match, Sharing, Tables, TenantUsage
 from block_manager_svc.core.sequences import Sequences
@@ -56,12 +57,21 @@ class Reads:
         """Blocks that may be in use, cached or reserved at once."""
         return self.num_blocks - 1 - self._pool.withheld
 
-    def admission(self, tokens: Integers, lookahead: int = 0, namespace: bytes = b"", *, tenant: int = 0) -> Admission:
+    def admission(
+        self,
+        tokens: Integers,
+        lookahead: int = 0,
+        namespace: bytes = b"",
+        *,
+        tenant: int = 0,
+        extra: ExtraKeys | None = None,
+    ) -> Admission:
         """Whether `begin` would let in one sequence of `tokens` (int32, at least one) now. Takes nothing."""
         pool, size = self._pool, self.block_size
         content = token_ids(tokens)
+        keyed = by_place(extra, np.array([0]), np.array([content.size]))
         whole = max(content.size - 1, 0) // size * size
-        _, blocks = find(pool, pool.index.root(namespace), content[:whole])
+        _, blocks = find(pool, pool.index.root(namespace), content[:whole], keyed.get(0, ()))
         total = -(-(content.size + lookahead) // size)
         return judge(
             pool,

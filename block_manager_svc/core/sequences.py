@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from block_manager_svc.core.errors import InvalidArgument, SequenceNotFound
 from block_manager_svc.core.events import EventLog
+from block_manager_svc.core.extra_keys import Keyed
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
@@ -44,6 +45,7 @@ class Sequences:
         "_size",
         "_taken",
         "events",
+        "extra",
         "tables",
         "tokens",
     )
@@ -70,6 +72,7 @@ class Sequences:
             setattr(self, name, np.zeros(capacity, np.int64))
         self.tokens = RaggedArena(capacity, least=16)
         self.tables = RaggedArena(capacity, least=4)
+        self.extra: dict[int, Keyed] = {}  # sequence -> its extra keys, of those that have some
         self.events: EventLog | None = None
         # The batch that was resolved last, and its rows: an engine names the same sequences call after call.
         self._last_key: bytes | None = None
@@ -109,11 +112,19 @@ class Sequences:
         self.tables.close(rows)
         if self.events is not None:
             self.events.ended(self.id[rows])
+        for sequence in self.id[rows].tolist() if self.extra else ():
+            self.extra.pop(sequence, None)
         self.id[rows] = 0
         for row in rows.tolist():
             self._taken[row] = 0
         self._size -= rows.size
         self._last_key = None
+
+    def cut_extra(self, ids: I64, lengths: I64) -> None:
+        """Forgets extra keys of position lengths[i] and above."""
+        for sequence, length in zip(ids.tolist(), lengths.tolist(), strict=True):
+            if (keyed := self.extra.pop(sequence, None)) and keyed[0][0] < length:
+                self.extra[sequence] = tuple(each for each in keyed if each[0] < length)
 
     def mark(self, rows: I64 | int, revision: int) -> None:
         """The block tables of rows have other entries since this revision."""

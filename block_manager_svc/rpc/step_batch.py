@@ -13,6 +13,7 @@ from block_manager_svc.core import commands
 from block_manager_svc.core.batch import Done, Executed
 from block_manager_svc.core.errors import InvalidArgument, Refused
 from block_manager_svc.core.eviction.retention import Retention
+from block_manager_svc.core.extra_keys import ExtraKeys
 from block_manager_svc.core.step import I32, I64, OpKind
 from block_manager_svc.manager import Manager
 from block_manager_svc.replies import KeptReply, Replies
@@ -153,6 +154,13 @@ def _namespace(adapter: str) -> bytes:
     return caller().tenant.realm + b"\0engine\0" + adapter.encode()
 
 
+def _extra_keys(m: pb.CreateCommand | pb.AppendCommand | pb.PinCommand) -> ExtraKeys | None:
+    if not m.HasField("extra_keys"):
+        return None
+    extra = m.extra_keys
+    return ExtraKeys(_u32(extra.of, "extra_keys.of"), _u32(extra.positions, "extra_keys.positions"), extra.keys)
+
+
 def _create(m: pb.CreateCommand, now: int) -> commands.Create:
     counts = _u32(m.counts, "counts")
     return commands.Create(
@@ -162,6 +170,7 @@ def _create(m: pb.CreateCommand, now: int) -> commands.Create:
         _namespace(m.adapter),
         _id(m.reservation),
         Retention(m.priority, m.priority_ttl_ms or None) if m.HasField("priority") else None,
+        _extra_keys(m),
     )
 
 
@@ -173,6 +182,7 @@ def _append(m: pb.AppendCommand, now: int) -> commands.Append:
         _i32(m.tokens, "tokens"),
         _u32(m.lookahead, "lookahead") if m.lookahead else None,
         _id(m.reservation),
+        _extra_keys(m),
     )
 
 
@@ -198,7 +208,7 @@ def _swap(m: pb.SwapCommand, now: int) -> commands.Swap:
 
 
 def _pin(m: pb.PinCommand, now: int) -> commands.Pin:
-    return commands.Pin(_i32(m.tokens, "tokens"), now + m.ttl_ms, _namespace(m.adapter))
+    return commands.Pin(_i32(m.tokens, "tokens"), now + m.ttl_ms, _namespace(m.adapter), _extra_keys(m))
 
 
 def _unpin(m: pb.UnpinCommand, now: int) -> commands.Unpin:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,12 +15,34 @@ from core_model_accounts import ModelAccounts, ModelQuota
 
 from block_manager_svc.core import Extended, PageTable, Retention
 from block_manager_svc.core.admission import Verdict
+from block_manager_svc.core.extra_keys import ExtraKeys
 from block_manager_svc.core.step import BlockOps, OpKind
+
+# A token, and the extra key of its position if it has one: they are one thing here.
+Token = int | tuple[int, bytes]
+
+
+def plain(tokens: Iterable[Token]) -> list[int]:
+    return [token if isinstance(token, int) else token[0] for token in tokens]
+
+
+def keys_of(*new: list[Token], first: list[int] | None = None) -> ExtraKeys | None:
+    """Columns of the extra keys of new tokens, those of sequence i from position first[i] on."""
+    found = [
+        (place, position, token[1])
+        for place, (tokens, start) in enumerate(zip(new, first or [0] * len(new), strict=True))
+        for position, token in enumerate(tokens, start)
+        if not isinstance(token, int)
+    ]
+    if not found:
+        return None
+    of, positions, keys = zip(*found, strict=True)
+    return ExtraKeys(np.array(of, np.int64), np.array(positions, np.int64), keys)
 
 
 @dataclass
 class ModelSequence:
-    tokens: list[int]
+    tokens: list[Token]
     namespace: bytes
     computed: int = 0
     writable: int = 0
@@ -44,7 +67,7 @@ class Model:
         self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
         self.known: set[int] = set()  # blocks that were cached since they hold what they do
         # Tokens of blocks that left the small queue, the oldest first; by tenant.
-        self.ghosts: dict[int, list[list[int]]] = defaultdict(list)
+        self.ghosts: dict[int, list[list[Token]]] = defaultdict(list)
         self.most_ghosts = num_blocks * 9 // 10
         self.retention: dict[int, Retention] = {}  # of sequences
         self.retained: dict[int, Retention] = {}  # of blocks
@@ -53,7 +76,7 @@ class Model:
         self.free_blocks = set(range(1, num_blocks))
         self.cached: list[int] = []  # that can be evicted; the one that came first first
         self.sealed: set[int] = set()
-        self.index: dict[tuple[object, tuple[int, ...]], int] = {}  # (node before, tokens) -> block
+        self.index: dict[tuple[object, tuple[Token, ...]], int] = {}  # (node before, tokens) -> block
         self.node_of: dict[int, object] = {}  # block -> its node; nodes are never used again
         self.sequences: dict[int, ModelSequence] = {}
         self.pins: dict[int, tuple[int, list[tuple[int, object]]]] = {}  # pin -> until, (block, its node) each
@@ -128,7 +151,7 @@ class Model:
             (self.owner[block],) = holders
         return block
 
-    def pin(self, pin: int, tokens: list[int], namespace: bytes, until: int) -> int | None:
+    def pin(self, pin: int, tokens: list[Token], namespace: bytes, until: int) -> int | None:
         """Returns the blocks that are pinned; 0 makes no pin. None: others need them to be evictable."""
         node: object = ("root", namespace)
         held: list[tuple[int, object]] = []
@@ -239,7 +262,7 @@ class Model:
     def create(
         self,
         sequence: int,
-        tokens: list[int],
+        tokens: list[Token],
         namespace: bytes,
         retention: Retention | None = None,
         tenant: int = 0,
@@ -250,7 +273,7 @@ class Model:
             self.retention[sequence] = retention
 
     def admission(
-        self, prompts: list[list[int]], lookahead: list[int], namespace: bytes, reservation: int = 0, tenant: int = 0
+        self, prompts: list[list[Token]], lookahead: list[int], namespace: bytes, reservation: int = 0, tenant: int = 0
     ) -> tuple[Verdict, int, int]:
         """The verdict, the tokens found, and the blocks that fall short."""
         self.admit(tenant)
@@ -281,7 +304,7 @@ class Model:
     def begin(
         self,
         ids: list[int],
-        prompts: list[list[int]],
+        prompts: list[list[Token]],
         lookahead: list[int],
         namespace: bytes,
         reservation: int = 0,
@@ -312,7 +335,7 @@ class Model:
         s = self.sequences[sequence]
         return self._hits(s.tokens, s.namespace)
 
-    def _hits(self, tokens: list[int], namespace: bytes) -> tuple[object, list[int]]:
+    def _hits(self, tokens: list[Token], namespace: bytes) -> tuple[object, list[int]]:
         node: object = ("root", namespace)
         found = []
         for start in range(0, len(tokens) - self.block_size, self.block_size):
@@ -515,7 +538,7 @@ class Model:
         return moves
 
     def grow(
-        self, sequences: list[int], tokens: list[list[int]], lookahead: list[int], reservation: int = 0
+        self, sequences: list[int], tokens: list[list[Token]], lookahead: list[int], reservation: int = 0
     ) -> tuple[list[tuple[int, int]], dict[int, dict[int, int]], list[list[int]]] | None:
         """What `extend` gives, and the slots that are new of each; None if there are too few blocks."""
         chosen = [self.sequences[sequence] for sequence in sequences]
@@ -649,7 +672,7 @@ class Model:
         self.cached.remove(victim)
         return victim
 
-    def _s3fifo_victim(self, cached: list[int], ghosts: list[list[int]]) -> int:
+    def _s3fifo_victim(self, cached: list[int], ghosts: list[list[Token]]) -> int:
         """S3-FIFO, algorithm 1: EVICT, EVICTS and EVICTM. The tail of the paper is what came first."""
         while True:
             small = [block for block in cached if block not in self.main]
@@ -676,7 +699,7 @@ class Model:
         if self.eviction == "priority" and sequence in self.retention:
             self.retained.update(dict.fromkeys(blocks, self.retention[sequence]))
 
-    def held(self, block: int) -> list[int]:
+    def held(self, block: int) -> list[Token]:
         """The tokens that an indexed block is found by."""
         return next(list(tokens) for (_, tokens), found in self.index.items() if found == block)
 
@@ -707,7 +730,7 @@ class Model:
             entries = slice(columns.indptr[i], columns.indptr[i + 1])
             assert columns.indices[entries].tolist() == s.table
             assert columns.refcount[entries].tolist() == [self.refcount(block) for block in s.table]
-            assert table.tokens(sequence).tolist() == s.tokens
+            assert table.tokens(sequence).tolist() == plain(s.tokens)
             before = (len(s.table) - 1) * self.block_size
             last.append(min(max(s.writable - before, 0), self.block_size) if s.table else 0)
             match = table.match(sequence)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from core_model import Device, Model
+from core_model import Device, Model, Token, keys_of, plain
 from core_model_accounts import ModelQuota
 
 from block_manager_svc.core import PageTable, Retention
@@ -36,14 +36,16 @@ class Held:
     """What a sequence must read: a hash of the tokens up to each position."""
 
     hashes: list[int]
+    tokens: list[Token]
     computed: int = 0
     away: bool = False  # swapped out
     tenant: int = 0
     namespace: bytes = b""
 
 
-def chained(before: int, token: int) -> int:
-    return hash((before, token, 0x9E3779B9)) & _MASK
+def chained(before: int, token: Token) -> int:
+    content = token if isinstance(token, int) else token[0] + 7
+    return hash((before, content, 0x9E3779B9)) & _MASK
 
 
 class Walk:
@@ -72,8 +74,9 @@ class Walk:
         self.counts: Counter[str] = Counter()
         self.reservation = self.reserved_for = 0  # for the next `grow` or `begin` of this tenant
         self.tenants = self.draw.choice((1, 3))
+        self.keyed = self.draw.choice((0, 0, 0.05))  # tokens that have extra keys
         # Few beginnings, so that prefixes meet.
-        self.beginnings = [[self.draw.randrange(2) for _ in range(longest // 2)] for _ in range(4)]
+        self.beginnings = [[self.token() for _ in range(longest // 2)] for _ in range(4)]
 
     def step(self) -> None:
         """One command, and what follows from it."""
@@ -83,6 +86,7 @@ class Walk:
         else:
             self.change(alive)
         if self.model:
+            self.model.obey_quotas()
             self.model.compare(self.table)
         self.read(draw.choice(list(self.held) or [0]))
 
@@ -112,9 +116,13 @@ class Walk:
         if some:
             command(some)
 
-    def prompt(self) -> list[int]:
+    def token(self) -> Token:
+        token = self.draw.randrange(2)
+        return (token, b"key") if self.draw.random() < self.keyed else token
+
+    def prompt(self) -> list[Token]:
         tokens = self.draw.choice(self.beginnings)[: self.draw.randint(1, self.longest // 2)]
-        return tokens + [self.draw.randrange(2) for _ in range(self.draw.randrange(4))]
+        return tokens + [self.token() for _ in range(self.draw.randrange(4))]
 
     def whose(self) -> tuple[int, bytes]:
         """A tenant, and a namespace: its own, or the one that all share."""
@@ -128,12 +136,12 @@ class Walk:
         reservation, self.reservation = self.reservation, 0
         return reservation
 
-    def hold(self, sequence: int, tokens: list[int], namespace: bytes, tenant: int) -> Held:
+    def hold(self, sequence: int, tokens: list[Token], namespace: bytes, tenant: int) -> Held:
         hashes, last = [], chained(int.from_bytes(namespace, "little"), -1)
         for token in tokens:
             last = chained(last, token)
             hashes.append(last)
-        held = self.held[sequence] = Held(hashes, tenant=tenant, namespace=namespace)
+        held = self.held[sequence] = Held(hashes, list(tokens), tenant=tenant, namespace=namespace)
         return held
 
     def begin(self) -> None:
@@ -142,15 +150,17 @@ class Walk:
         lookahead = [draw.choice((0, 1, 5)) for _ in prompts]
         tenant, namespace = self.whose()
         reservation = self.drawn({tenant})
-        flat = [token for tokens in prompts for token in tokens]
+        flat, extra = plain(token for tokens in prompts for token in tokens), keys_of(*prompts)
         judged = self.model.admission(prompts, lookahead, namespace, reservation, tenant) if self.model else None
         if self.model and len(prompts) == 1:
-            told = self.table.admission(flat, lookahead[0], namespace, tenant=tenant)
+            told = self.table.admission(flat, lookahead[0], namespace, tenant=tenant, extra=extra)
             expected = self.model.admission(prompts, lookahead, namespace, tenant=tenant)
             assert (told.verdict, told.cached, told.shortfall) == expected
         lengths = [len(tokens) for tokens in prompts]
         try:
-            begun = self.table.begin(lengths, flat, lookahead, namespace, reservation=reservation, tenant=tenant)
+            begun = self.table.begin(
+                lengths, flat, lookahead, namespace, reservation=reservation, tenant=tenant, extra=extra
+            )
         except ResourceExhausted as refusal:
             verdict = Verdict.LATER if isinstance(refusal, OutOfBlocks) else Verdict.NEVER
             assert not judged or judged[0] == verdict
@@ -167,7 +177,8 @@ class Walk:
     def create(self) -> None:
         tokens, (tenant, namespace) = self.prompt(), self.whose()
         retention = self.draw.choice((None, None, Retention(self.draw.randrange(101), self.draw.choice((None, 1, 30)))))
-        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention, tenant=tenant)
+        extra = keys_of(tokens)
+        sequence = self.table.create(plain(tokens), namespace, retention=retention, tenant=tenant, extra=extra)
         held = self.hold(sequence, tokens, namespace, tenant)
         if self.model:
             self.model.create(sequence, tokens, namespace, retention, tenant)
@@ -183,15 +194,18 @@ class Walk:
 
     def grow(self, some: list[int]) -> None:
         draw = self.draw
-        new = [[draw.randrange(2) for _ in range(draw.randrange(4))] for _ in some]
+        new = [[self.token() for _ in range(draw.randrange(4))] for _ in some]
         new = [tokens[: max(0, self.longest - len(self.held[i].hashes))] for i, tokens in zip(some, new, strict=True)]
         lookahead = [draw.choice((0, 0, 1, 3, 9)) for _ in some]
-        flat = [token for tokens in new for token in tokens]
+        flat = plain(token for tokens in new for token in tokens)
+        extra = keys_of(*new, first=[len(self.held[i].hashes) for i in some])
         revision = self.table.revision
         reservation = self.drawn({self.held[i].tenant for i in some})
         expected = self.model.grow(some, new, lookahead, reservation) if self.model else None
         try:
-            grown = self.table.grow(some, [len(tokens) for tokens in new], flat, lookahead, reservation=reservation)
+            grown = self.table.grow(
+                some, [len(tokens) for tokens in new], flat, lookahead, reservation=reservation, extra=extra
+            )
         except ResourceExhausted:
             assert self.table.revision == revision
             assert expected is None
@@ -202,6 +216,7 @@ class Walk:
         ends = grown.slot_indptr.tolist()
         for i, (sequence, tokens, ahead) in enumerate(zip(some, new, lookahead, strict=True)):
             hashes = self.held[sequence].hashes
+            self.held[sequence].tokens += tokens
             for token in tokens:
                 hashes.append(chained(hashes[-1], token))
             # The slots end with the lookahead; what lies before them was given and written before.
@@ -271,7 +286,7 @@ class Walk:
             return
         parent = self.held[some[0]]
         for child in self.table.fork(some[0], self.draw.randint(1, 3)).tolist():
-            self.held[child] = replace(parent, hashes=list(parent.hashes))
+            self.held[child] = replace(parent, hashes=list(parent.hashes), tokens=list(parent.tokens))
             if self.model:
                 self.model.fork(some[0], child)
         self.counts["fork"] += 1
@@ -281,7 +296,7 @@ class Walk:
         self.table.truncate(some, lengths)
         for sequence, length in zip(some, lengths, strict=True):
             held = self.held[sequence]
-            del held.hashes[length:]
+            del held.hashes[length:], held.tokens[length:]
             held.computed = min(held.computed, length)
         if self.model:
             self.model.truncate(some, lengths)
@@ -311,14 +326,14 @@ class Walk:
         if self.model:
             self.model.advance(self.table.now)
         self.reservation = 0  # its time may be over
-        tokens, namespace = self.table.tokens(some[0]), self.held[some[0]].namespace
+        tokens, namespace = self.held[some[0]].tokens, self.held[some[0]].namespace
         try:
-            pinned = self.table.pin(tokens, until, namespace)
+            pinned = self.table.pin(plain(tokens), until, namespace, extra=keys_of(tokens))
         except (NotFound, ResourceExhausted):
-            assert not self.model or not self.model.pin(0, tokens.tolist(), namespace, until)
+            assert not self.model or not self.model.pin(0, tokens, namespace, until)
             return
         if self.model:
-            assert self.model.pin(pinned.pin, tokens.tolist(), namespace, until) == pinned.tokens // self.size
+            assert self.model.pin(pinned.pin, tokens, namespace, until) == pinned.tokens // self.size
         self.counts["pin"] += 1
 
     def reserve(self, some: list[int]) -> None:

@@ -80,6 +80,13 @@ def reroot(table: PageTable) -> None:
     index.insert([index.root(b"")], [1], np.arange(4, 8, dtype=np.int32).tobytes(), [2])
 
 
+def set_extra(sequence: int, position: int) -> Callable[[PageTable], None]:
+    def damage(table: PageTable) -> None:
+        table._sequences.extra[sequence] = ((position, b"key"),)
+
+    return damage
+
+
 def cut_list(table: PageTable) -> None:
     table._pool.cached._list._next[5] = 5  # type: ignore[attr-defined]
 
@@ -177,7 +184,7 @@ def end_outside(table: PageTable) -> None:
         (lose_node, r"4 blocks have a key in the index, 3 can be found"),
         (forge_key, r"the index leads to block 2, which is known there by another key"),
         (reroot, r"block 2 of sequence 1 is indexed behind node \d+, the block before is \d+"),
-        (set_token(1, 5, 99), r"block 2 is indexed with other tokens than sequence 1 has at 4"),
+        (set_token(1, 5, 99), r"block 2 is indexed with other content than sequence 1 has at 4"),
         # sequences
         (set_column("computed", 1, 11), r"sequence 1 has 11 computed of 10 known and 10 writable positions"),
         (set_column("writable", 1, 9), r"sequence 1 has 10 computed of 10 known and 9 writable"),
@@ -198,7 +205,10 @@ def end_outside(table: PageTable) -> None:
         (set_entry(1, 2, 1), r"the table of sequence 1 names block 1 twice"),
         (set_entry(1, 2, 99), r"the table of sequence 1 names block 99, outside 1 to 11"),
         (set_entry(1, 2, 0), r"the table of sequence 1 names block 0, outside 1 to 11"),
-        (set_token(2, 9, 99), r"sequence 2 and sequence 1 share block 3, their tokens differ before 10"),
+        (set_extra(1, 5), r"block 2 is indexed with other content than sequence 1 has at 4"),
+        (set_extra(2, 9), r"sequence 2 and sequence 1 share block 3, they differ before 10"),
+        (set_extra(1, 99), r"sequence 1 has extra keys for positions 99 to 99, \d+ tokens"),
+        (set_token(2, 9, 99), r"sequence 2 and sequence 1 share block 3, they differ before 10"),
         (reverse_blocks_of_2, r"block 2 is entry 0 of sequence 2 and 1 of sequence 1"),
     ],
 )

@@ -89,12 +89,13 @@ def findable(table: PageTable) -> dict[bytes, int]:
     while waiting:
         later = []
         for block in waiting:
-            parent, tokens = index.content(block)
+            parent, held = index.content(block)
+            tokens, extra = held[: 4 * index.block_size], held[4 * index.block_size :]
             if parent not in names:
                 later.append(block)
                 continue
             before, namespace = names[parent]
-            name = chained_sha256(before, namespace, tokens, b"")
+            name = chained_sha256(before, namespace, tokens, extra)
             names[index.serial(index.node(block))] = name, namespace
             found[name] = block
         if len(later) == len(waiting):

@@ -142,4 +142,4 @@ def test_behind_no_node_nothing_is_indexed(index: PrefixIndex) -> None:
 
 def test_an_indexed_block_tells_its_tokens(index: PrefixIndex) -> None:
     chain(index, content(1, 2, 257, 4), 7, 8)
-    assert (index.tokens(7), index.tokens(8)) == (content(1, 2), content(257, 4))
+    assert (index.held(7), index.held(8)) == (content(1, 2), content(257, 4))

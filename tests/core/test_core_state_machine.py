@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
-from core_model import Device, Model, snapshot
+from core_model import Device, Model, Token, keys_of, plain, snapshot
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,7 +24,8 @@ from block_manager_svc.core.step import OpKind
 
 NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
-TOKENS = st.integers(0, 1)
+PLAIN = st.integers(0, 1)
+TOKENS = st.sampled_from([0, 1, 0, 1, 0, 1, (1, b"k")])
 RETENTIONS = st.sampled_from(
     [None, Retention(1), Retention(35, 5), Retention(90, 4), Retention(80, 9), Retention(0, 1)]
 )
@@ -74,8 +74,8 @@ class PageTableMachine(RuleBasedStateMachine):
         namespace=st.sampled_from([b"", b"", b"", b"other"]),
         retention=RETENTIONS,
     )
-    def create(self, tokens: list[int], namespace: bytes, retention: Retention | None) -> None:
-        sequence = self.table.create(np.array(tokens, np.int32), namespace, retention=retention)
+    def create(self, tokens: list[Token], namespace: bytes, retention: Retention | None) -> None:
+        sequence = self.table.create(plain(tokens), namespace, retention=retention, extra=keys_of(tokens))
         assert sequence not in self.model.sequences
         assert sequence not in self.ended
         self.model.create(sequence, tokens, namespace, retention)
@@ -87,9 +87,9 @@ class PageTableMachine(RuleBasedStateMachine):
         samples=st.integers(0, 2),
         retention=RETENTIONS,
     )
-    def serve(self, tokens: list[int], ended: int, samples: int, retention: Retention | None) -> None:
+    def serve(self, tokens: list[Token], ended: int, samples: int, retention: Retention | None) -> None:
         """A whole request, so that what lies behind many steps is met: found prefixes, cached blocks, evictions."""
-        sequence = self.table.create(np.array(tokens, np.int32), retention=retention)
+        sequence = self.table.create(plain(tokens), retention=retention, extra=keys_of(tokens))
         self.model.create(sequence, tokens, b"", retention)
         assert self.table.reuse(sequence) == self.model.reuse(sequence)
         if (expected := self.model.extend([sequence], [len(tokens)])) is not None:
@@ -170,17 +170,19 @@ class PageTableMachine(RuleBasedStateMachine):
         sequences = self.some_on_device(data)
         tokens = [data.draw(st.lists(TOKENS, max_size=4)) for _ in sequences]
         lookahead = [data.draw(st.integers(0, 5)) for _ in sequences]
-        arguments = sequences, [len(new) for new in tokens], [token for new in tokens for token in new], lookahead
+        flat = plain(token for new in tokens for token in new)
+        arguments = sequences, [len(new) for new in tokens], flat, lookahead
+        extra = keys_of(*tokens, first=[len(self.model.sequences[i].tokens) for i in sequences])
         reservation = data.draw(st.sampled_from([0, *self.model.reservations]))
         before = snapshot(self.table)
         expected = self.model.grow(sequences, tokens, lookahead, reservation)
         if expected is None:
             with pytest.raises(OutOfBlocks):
-                self.table.grow(*arguments, reservation=reservation)
+                self.table.grow(*arguments, reservation=reservation, extra=extra)
             assert snapshot(self.table) == before
             return
         copies, deltas, slots = expected
-        grown = self.table.grow(*arguments, reservation=reservation)
+        grown = self.table.grow(*arguments, reservation=reservation, extra=extra)
         self.same_extension(sequences, grown.extended, copies, deltas)
         ends = grown.slot_indptr.tolist()
         assert [grown.slots[a:b].tolist() for a, b in pairwise(ends)] == slots
@@ -214,7 +216,7 @@ class PageTableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def append(self, data: st.DataObject) -> None:
         sequences = self.some(data)
-        tokens = [data.draw(TOKENS) for _ in sequences]
+        tokens = [data.draw(PLAIN) for _ in sequences]
         self.table.append(sequences, tokens)
         for sequence, token in zip(sequences, tokens, strict=True):
             self.model.sequences[sequence].tokens.append(token)
@@ -272,18 +274,20 @@ class PageTableMachine(RuleBasedStateMachine):
         self.ended += sequences
 
     @precondition(lambda self: self.model.sequences and len(self.model.pins) < 3)
-    @rule(data=st.data(), term=st.integers(1, 9), extra=st.lists(TOKENS, max_size=2))
-    def pin(self, data: st.DataObject, term: int, extra: list[int]) -> None:
+    @rule(data=st.data(), term=st.integers(1, 9), more=st.lists(TOKENS, max_size=2))
+    def pin(self, data: st.DataObject, term: int, more: list[Token]) -> None:
         s = self.model.sequences[self.one(data)]
-        tokens, until, number = [*s.tokens, *extra], self.table.now + term, self.pins + 1
+        tokens, until, number = [*s.tokens, *more], self.table.now + term, self.pins + 1
         if not (blocks := self.model.pin(number, tokens, s.namespace, until)):
             before = snapshot(self.table)
             with pytest.raises(NotFound, match="no block"):
-                self.table.pin(tokens, until, s.namespace)
+                self.table.pin(plain(tokens), until, s.namespace, extra=keys_of(tokens))
             assert snapshot(self.table) == before
             return
         self.pins = number
-        assert self.table.pin(tokens, until, s.namespace) == Pinned(number, blocks * self.model.block_size)
+        assert self.table.pin(plain(tokens), until, s.namespace, extra=keys_of(tokens)) == Pinned(
+            number, blocks * self.model.block_size
+        )
 
     @precondition(lambda self: self.model.pins)
     @rule(data=st.data())

@@ -242,3 +242,26 @@ def test_what_was_there_before_the_first_tenant_is_charged_to_tenant_0(table: Pa
     assert table.reset_cache() == 2
     assert table.usage(0) == TenantUsage(0, 0, 0, 0, 0, None, 0, None)
     assert table.check() == []
+
+
+@pytest.mark.parametrize("end", ["free", "drop", "truncate"])
+def test_what_is_given_back_above_the_quota_is_not_cached(table: PageTable, end: str) -> None:
+    """The quota was lowered while the blocks were in use: they go as soon as nothing references them."""
+    a = computed(table, 1, *range(16))
+    both = [a, *table.fork(a).tolist()]
+    table.set_quota(1, quota=2)
+    assert charged(table, 1) == (4, 0)
+    getattr(table, end)(both, *([[4, 4]] if end == "truncate" else []))
+    assert charged(table, 1) == (2, 1 if end == "truncate" else 2)
+    assert table.check() == []
+
+
+def test_what_is_unpinned_above_the_quota_is_not_cached(table: PageTable) -> None:
+    a = computed(table, 1, *range(16))
+    table.pin(prompt(*range(16)), 10, b"1")
+    table.set_quota(1, quota=2)
+    table.free([a])
+    assert charged(table, 1) == (4, 0)
+    table.advance(10)
+    assert charged(table, 1) == (2, 2)
+    assert table.check() == []

@@ -50,6 +50,14 @@ async def audit(service: Service) -> None:
     assert list((await service.reads.Audit(pb.AuditRequest())).violations) == []
 
 
+def keyed(prompt: list[int], keys: dict[int, bytes], of: tuple[int, ...] | None = None) -> pb.BatchItem:
+    item = create(prompt)
+    item.create.extra_keys.of = u32(*((0,) * len(keys) if of is None else of))
+    item.create.extra_keys.positions = u32(*keys)
+    item.create.extra_keys.keys.extend(keys.values())
+    return item
+
+
 # --- columns in, columns out ------------------------------------------------------------------------------------------
 
 
@@ -111,6 +119,19 @@ async def test_what_is_committed_and_freed_is_found_by_the_next_of_the_same_adap
         assert [of_u32(made.cached) for made in (same, other, base)] == [[32], [0], [0]]
         assert len(of_u64(same.slots)) == 8
         await step(service, *(free(*of_u64(made.sequences)) for made in (same, other, base)))
+
+
+async def test_what_is_committed_is_found_by_the_next_with_the_same_picture() -> None:
+    prompt = list(range(100, 140))
+    cat, dog = {20: b"cat"}, {20: b"dog"}
+    async with running_service() as service:
+        await step(service, keyed(prompt, cat), commit(ref(0), 40), free(ref(0)))
+        made = await step(service, keyed(prompt, cat), keyed(prompt, dog), create(prompt), free(ref(0), ref(1), ref(2)))
+        same, other, none = made.results[:3]
+        assert [same.cached, other.cached, none.cached] == [u32(32), u32(16), u32(16)]
+        pinned = (await step(service, pin(prompt, 1000))).results[0]
+        assert pinned.pinned_tokens == 16
+        await audit(service)
 
 
 async def test_generate_and_engines_do_not_find_each_others_blocks() -> None:
@@ -186,6 +207,10 @@ async def test_bad_input_has_its_reason_and_the_books_balance() -> None:
                 pb.BatchItem(create=pb.CreateCommand(counts=u32(1), tokens=i32(1), priority=101)),
                 "PRIORITY_OUT_OF_RANGE",
             ),
+            (keyed([1, 2, 3], {3: b"cat"}), "EXTRA_KEY_POSITION"),
+            (keyed([1, 2, 3], {0: b""}), "EXTRA_KEY_LENGTH"),
+            (keyed([1, 2, 3], {0: b"cat"}, of=(1,)), "EXTRA_KEY_POSITION"),
+            (keyed([1, 2, 3], {0: b"cat"}, of=()), "UNEQUAL_COLUMNS"),
             (commit(1, 1), "UPTO_BELOW_COMPUTED"),
             (commit(1, 4), "UPTO_NOT_WRITABLE"),
             (truncate(1, 0), "LENGTH_OUT_OF_RANGE"),

@@ -93,6 +93,25 @@ def test_every_command_travels_as_columns(service: Scripted, client: Client) -> 
     )
 
 
+def test_extra_keys_travel_as_columns(service: Scripted, client: Client) -> None:
+    batch = Batch()
+    batch.create([[1, 2, 3], [4, 5]], extra_keys={1: {1: b"dog", 0: b"cat"}})
+    batch.append([7], [8], extra_keys={0: {3: b"cat"}})
+    batch.pin([1, 2], ttl=1, extra_keys={1: b"cat"})
+    batch.pin([1, 2], ttl=1)
+    client.step_batch(batch)
+    create, append, pin, plain = sent(service).items
+    assert unpacked(create.create.extra_keys) == ([1, 1], [0, 1], [b"cat", b"dog"])
+    assert unpacked(append.append.extra_keys) == ([0], [3], [b"cat"])
+    assert unpacked(pin.pin.extra_keys) == ([0], [1], [b"cat"])
+    assert not plain.pin.HasField("extra_keys")
+
+
+def unpacked(extra: bm.ExtraKeys) -> tuple[list[int], list[int], list[bytes]]:
+    of, positions = (np.frombuffer(column, "<u4").tolist() for column in (extra.of, extra.positions))
+    return of, positions, list(extra.keys)
+
+
 def test_an_item_stands_for_the_ids_that_it_makes(service: Scripted, client: Client) -> None:
     batch = Batch()
     assert batch.pin([1], ttl=1).made == 1

@@ -12,13 +12,13 @@ from block_manager_svc.core.eviction.priority import Priority
 from block_manager_svc.core.eviction.s3fifo import S3FIFO
 
 EvictionName = Literal["lru", "lfu", "s3fifo", "priority"]
-# Makes the policy for a pool of so many blocks, given what tells the tokens (int32) of an indexed block.
+# Makes the policy for a pool of so many blocks, given what tells the content of an indexed block.
 MakePolicy = Callable[[int, Callable[[int], bytes]], EvictionPolicy]
 POLICIES: Final[dict[EvictionName, MakePolicy]] = {
-    "lru": lambda num_blocks, tokens: LRU(num_blocks),
-    "lfu": lambda num_blocks, tokens: LFU(num_blocks),
+    "lru": lambda num_blocks, held: LRU(num_blocks),
+    "lfu": lambda num_blocks, held: LFU(num_blocks),
     "s3fifo": S3FIFO,
-    "priority": lambda num_blocks, tokens: Priority(num_blocks),
+    "priority": lambda num_blocks, held: Priority(num_blocks),
 }
 
 __all__ = ["LFU", "LRU", "POLICIES", "S3FIFO", "EvictionName", "EvictionPolicy", "MakePolicy", "Priority"]

@@ -13,8 +13,8 @@ objects. A block that is found leaves the cache until its last holder is gone, a
 that it was in, one use (of at most MOST) richer. And the capacity is whatever no sequence needs, so the tenth is that
 of the blocks held when one is to go.
 
-A ghost outlives its block and all that is chained before it, so it is known by the block's own tokens alone, compared
-exactly. Equal tokens after another prefix are taken for the same: they begin in the main queue, which costs them their
+A ghost outlives its block and all that is chained before it, so it is known by the block's own content alone, compared
+exactly. The same after another prefix are taken for the same: they begin in the main queue, which costs them their
 probation and never anybody's content, since the policy says only what goes first and the index what is found.
 """
 
@@ -35,16 +35,16 @@ _SMALL, _MAIN, _NEW = 0, 1, 2
 class S3FIFO(EvictionPolicy):
     """See EvictionPolicy."""
 
-    __slots__ = ("_ghosts", "_main", "_most_ghosts", "_place", "_small", "_tokens", "_uses")
+    __slots__ = ("_ghosts", "_held", "_main", "_most_ghosts", "_place", "_small", "_uses")
 
-    def __init__(self, num_blocks: int, tokens: Callable[[int], bytes]) -> None:
-        """tokens: what an indexed block holds."""
-        self._tokens = tokens
+    def __init__(self, num_blocks: int, held: Callable[[int], bytes]) -> None:
+        """held: what an indexed block holds, its tokens and extra keys."""
+        self._held = held
         self._small: Fifo[int] = Fifo()
         self._main: Fifo[int] = Fifo()
         self._place = bytearray([_NEW]) * num_blocks  # the queue of each, also while it is in use
         self._uses = bytearray(num_blocks)
-        # Of tokens, the oldest first; as many as the main queue has blocks when the whole pool is cached.
+        # Of contents, the oldest first; as many as the main queue has blocks when the whole pool is cached.
         self._ghosts: Fifo[bytes] = Fifo()
         self._most_ghosts = num_blocks * 9 // 10
 
@@ -54,7 +54,7 @@ class S3FIFO(EvictionPolicy):
     def add(self, blocks: I64) -> None:
         for block in blocks.tolist():
             if self._place[block] == _NEW:
-                self._place[block] = self._first_place(self._tokens(block))
+                self._place[block] = self._first_place(self._held(block))
             self._queue(block).append(block)
 
     def remove(self, blocks: I64) -> None:
@@ -67,7 +67,7 @@ class S3FIFO(EvictionPolicy):
         victims = _give(count, self._small, self._main, self._place, self._uses)
         for block in victims:
             if self._place[block] == _SMALL:
-                self._remember(self._tokens(block))
+                self._remember(self._held(block))
         evicted = np.array(victims, np.int64)
         self.forget(evicted)
         return evicted
@@ -84,17 +84,17 @@ class S3FIFO(EvictionPolicy):
     def _queue(self, block: int) -> Fifo[int]:
         return self._main if self._place[block] == _MAIN else self._small
 
-    def _first_place(self, tokens: bytes) -> int:
+    def _first_place(self, held: bytes) -> int:
         """Where a block begins. A ghost is gone once its content is back."""
-        if tokens not in self._ghosts:
+        if held not in self._ghosts:
             return _SMALL
-        self._ghosts.remove(tokens)
+        self._ghosts.remove(held)
         return _MAIN
 
-    def _remember(self, tokens: bytes) -> None:
-        if tokens in self._ghosts:
-            self._ghosts.remove(tokens)
-        self._ghosts.append(tokens)
+    def _remember(self, held: bytes) -> None:
+        if held in self._ghosts:
+            self._ghosts.remove(held)
+        self._ghosts.append(held)
         if len(self._ghosts) > self._most_ghosts:
             self._ghosts.popleft()
 

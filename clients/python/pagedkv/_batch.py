@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, overload
 
 from pagedkv._errors import InvalidArgument, PagedKvError
 from pagedkv._types import Header
+
+# Of a command, as the wire has it.
+Field = bytes | str | int | dict[str, bytes | list[bytes]]
+# Position in its sequence -> key.
+Keys = Mapping[int, bytes]
 
 _REFERENCE: Final = 1 << 63
 # Formats of a buffer whose values may be taken as they are, where the width agrees.
@@ -59,13 +64,13 @@ class Batch:
     __slots__ = ("_items",)
 
     def __init__(self) -> None:
-        self._items: list[tuple[str, dict[str, bytes | str | int]]] = []
+        self._items: list[tuple[str, dict[str, Field]]] = []
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
-    def items(self) -> Sequence[tuple[str, dict[str, bytes | str | int]]]:
+    def items(self) -> Sequence[tuple[str, dict[str, Field]]]:
         """Command and fields of each, as the wire has them."""
         return self._items
 
@@ -78,6 +83,7 @@ class Batch:
         reservation: int = 0,
         priority: int | None = None,
         priority_ttl: float | None = None,
+        extra_keys: Mapping[int, Keys] | None = None,
     ) -> Item:
         """New sequences with blocks for their prompts, and `lookahead` slots behind (one number, or one for each).
 
@@ -86,12 +92,14 @@ class Batch:
         reservation: to take the blocks from, as far as it goes.
         priority:    of their blocks, if the pool evicts by priority: 0 to 100, the higher the later they go; it counts
                      for `priority_ttl` seconds after nothing references them (default: for good).
+        extra_keys:  by the prompt's place, and the position in it: what decides the K and V of tokens besides the
+                     tokens, such as a hash of the picture that begins there. Without the same, nothing is found.
         """
         columns = [_column(prompt, "i", "prompts") for prompt in prompts]
-        retention: dict[str, int] = {}
+        more: dict[str, Field] = _extra_keys(extra_keys)
         if priority is not None:
             _check_u32("priority", priority)
-            retention = {"priority": priority, "priority_ttl_ms": _ttl_ms(priority_ttl) if priority_ttl else 0}
+            more |= {"priority": priority, "priority_ttl_ms": _ttl_ms(priority_ttl) if priority_ttl else 0}
         counts = [len(column) // 4 for column in columns]
         return self._add(
             "create",
@@ -101,7 +109,7 @@ class Batch:
             lookahead=_lookahead(lookahead, len(counts)),
             adapter=adapter,
             reservation=reservation,
-            **retention,
+            **more,
         )
 
     def append(
@@ -112,11 +120,12 @@ class Batch:
         counts: Iterable[int] | None = None,
         lookahead: int | Iterable[int] = 0,
         reservation: int = 0,
+        extra_keys: Mapping[int, Keys] | None = None,
     ) -> Item:
         """More tokens, one sequence's after another's: counts[i] for each, by default one. Result: slots, copies.
 
         Slots are made for all that is not computed yet and `lookahead` positions behind; of an earlier lookahead, what
-        lies beyond comes back.
+        lies beyond comes back. extra_keys: as in `create`, for positions of new tokens.
         """
         ids = _column(sequences, "Q", "sequences")
         return self._add(
@@ -126,6 +135,7 @@ class Batch:
             tokens=_column(tokens, "i", "tokens"),
             lookahead=_lookahead(lookahead, len(ids) // 8),
             reservation=reservation,
+            **_extra_keys(extra_keys),
         )
 
     def commit(self, sequences: int | Iterable[int], upto: int | Iterable[int]) -> Item:
@@ -154,9 +164,10 @@ class Batch:
         swapped_blocks. On the host a sequence keeps what is committed, and can be forked, truncated and freed."""
         return self._add("swap", out=_column(out, "Q", "out"), back=_column(back, "Q", "back"))
 
-    def pin(self, tokens: Iterable[int], *, ttl: float, adapter: str = "") -> Item:
+    def pin(self, tokens: Iterable[int], *, ttl: float, adapter: str = "", extra_keys: Keys | None = None) -> Item:
         """Keeps the cached blocks of a prefix from being evicted for `ttl` seconds. Result: pin, pinned_tokens."""
-        return self._add("pin", 1, tokens=_column(tokens, "i", "tokens"), adapter=adapter, ttl_ms=_ttl_ms(ttl))
+        prefix, keys = _column(tokens, "i", "tokens"), _extra_keys({0: extra_keys} if extra_keys else None)
+        return self._add("pin", 1, tokens=prefix, adapter=adapter, ttl_ms=_ttl_ms(ttl), **keys)
 
     def unpin(self, pins: int | Iterable[int]) -> Item:
         """Ends pins before their time."""
@@ -174,7 +185,7 @@ class Batch:
         """Ends reservations before their time."""
         return self._add("release", reservations=_column(reservations, "Q", "reservations"))
 
-    def _add(self, command: str, made: int = 0, **fields: bytes | str | int) -> Item:
+    def _add(self, command: str, made: int = 0, /, **fields: Field) -> Item:
         self._items.append((command, fields))
         return Item(len(self._items) - 1, made)
 
@@ -279,6 +290,18 @@ def _raw(values: Iterable[int], width: int) -> bytes | None:
         return None
     fits = view.ndim == 1 and view.itemsize == width and view.format in _INTEGER_FORMATS
     return view.tobytes() if fits else None
+
+
+def _extra_keys(extra_keys: Mapping[int, Keys] | None) -> dict[str, Field]:
+    """The field, where there are any."""
+    entries = [
+        (place, position, key) for place, keys in (extra_keys or {}).items() for position, key in sorted(keys.items())
+    ]
+    if not entries:
+        return {}
+    of, positions, keys = zip(*entries, strict=True)
+    name = "extra_keys"
+    return {name: {"of": _column(of, "I", name), "positions": _column(positions, "I", name), "keys": list(keys)}}
 
 
 def _check_u32(name: str, value: int) -> None:

@@ -325,8 +325,18 @@ class BatchItem(_message.Message):
     release: ReleaseCommand
     def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., swap: _Optional[_Union[SwapCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ..., reserve: _Optional[_Union[ReserveCommand, _Mapping]] = ..., release: _Optional[_Union[ReleaseCommand, _Mapping]] = ...) -> None: ...
 
+class ExtraKeys(_message.Message):
+    __slots__ = ("of", "positions", "keys")
+    OF_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    of: bytes
+    positions: bytes
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, of: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class CreateCommand(_message.Message):
-    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation", "priority", "priority_ttl_ms")
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation", "priority", "priority_ttl_ms", "extra_keys")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +344,7 @@ class CreateCommand(_message.Message):
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     tokens: bytes
     lookahead: bytes
@@ -341,21 +352,24 @@ class CreateCommand(_message.Message):
     reservation: int
     priority: int
     priority_ttl_ms: int
-    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ttl_ms: _Optional[int] = ...) -> None: ...
+    extra_keys: ExtraKeys
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ttl_ms: _Optional[int] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ...) -> None: ...
 
 class AppendCommand(_message.Message):
-    __slots__ = ("sequences", "counts", "tokens", "lookahead", "reservation")
+    __slots__ = ("sequences", "counts", "tokens", "lookahead", "reservation", "extra_keys")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
     sequences: bytes
     counts: bytes
     tokens: bytes
     lookahead: bytes
     reservation: int
-    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., reservation: _Optional[int] = ...) -> None: ...
+    extra_keys: ExtraKeys
+    def __init__(self, sequences: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., reservation: _Optional[int] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ...) -> None: ...
 
 class CommitCommand(_message.Message):
     __slots__ = ("sequences", "upto")
@@ -396,14 +410,16 @@ class SwapCommand(_message.Message):
     def __init__(self, out: _Optional[bytes] = ..., back: _Optional[bytes] = ...) -> None: ...
 
 class PinCommand(_message.Message):
-    __slots__ = ("tokens", "adapter", "ttl_ms")
+    __slots__ = ("tokens", "adapter", "ttl_ms", "extra_keys")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     adapter: str
     ttl_ms: int
-    def __init__(self, tokens: _Optional[bytes] = ..., adapter: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    extra_keys: ExtraKeys
+    def __init__(self, tokens: _Optional[bytes] = ..., adapter: _Optional[str] = ..., ttl_ms: _Optional[int] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ...) -> None: ...
 
 class UnpinCommand(_message.Message):
     __slots__ = ("pins",)

@@ -257,6 +257,8 @@ class BlockManagerServiceServicer:
         | TOO_MANY_CHILDREN   | INVALID_ARGUMENT    | fork in parts                                          |
         | PRIORITY_OUT_OF_RANGE | INVALID_ARGUMENT  | priorities lie in [0, 100]                             |
         | UNTIL_PASSED        | INVALID_ARGUMENT    | ttl_ms is at least 1                                   |
+        | EXTRA_KEY_POSITION  | INVALID_ARGUMENT    | of new tokens, ascending in each sequence              |
+        | EXTRA_KEY_LENGTH    | INVALID_ARGUMENT    | a key has 1 to 256 bytes: hash what is longer          |
         | SEQUENCE_NOT_FOUND  | NOT_FOUND           | it has ended, or is not this caller's, or never was    |
         | PREFIX_NOT_CACHED   | NOT_FOUND           | compute and commit it first                            |
         | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
