@@ -613,6 +613,11 @@ class Manager:
             raise self._lose_batch(link, fault) from fault
         return moved, self._send_ops(moved.ops, link)
 
+    def namespace(self, realm: bytes) -> bytes:
+        """Of the prefixes of a realm's calls; raises AssertionError before the first executor."""
+        assert self._loop is not None
+        return self._loop.namespace(realm)
+
     def sequence_states(self) -> dict[int, SequenceState]:
         return {} if self._loop is None else self._loop.sequence_states()
 

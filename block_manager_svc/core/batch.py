@@ -17,6 +17,7 @@ from block_manager_svc.core.commands import (
     Command,
     Commit,
     Create,
+    Expecting,
     Fork,
     Free,
     Pin,
@@ -144,6 +145,9 @@ class _Batch:
                 return Done()
             case Swap():
                 return self._swap(command)
+            case Expecting():
+                self._table.check_revisions(self._sequences(command.sequences), command.revisions)
+                return self.run(command.command)
             case Reserve():
                 reserve = self._table.reserve
                 return Done(reservation=reserve(command.blocks, command.until, owner=self._owner, tenant=self._tenant))

@@ -12,9 +12,7 @@ from block_manager_svc.core.eviction.retention import Retention
 from block_manager_svc.core.extension import carry_out, decide
 from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.promises import Promises
-from block_manager_svc.core.residency import Residency
 from block_manager_svc.core.results import Begun
-from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.step import I64
 from block_manager_svc.core.tail import check_slots, slots
 
@@ -22,10 +20,7 @@ from block_manager_svc.core.tail import check_slots, slots
 class Beginnings(Promises):
     """Raises as PageTable's commands do."""
 
-    __slots__ = ("_residency", "_retentions")
-
-    _residency: Residency
-    _retentions: Retentions
+    __slots__ = ()
 
     def create(
         self,

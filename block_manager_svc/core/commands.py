@@ -126,4 +126,16 @@ class Release:
     reservations: I64
 
 
-Command = Create | Append | Commit | Fork | Truncate | Free | Swap | Pin | Unpin | Reserve | Release
+@dataclass(frozen=True, slots=True)
+class Expecting:
+    """`command`, if the table of each of `sequences` has last changed at revisions[i]; else it changes nothing.
+
+    FailedPrecondition TABLE_REVISION_STALE: one has changed since.
+    """
+
+    sequences: I64
+    revisions: I64
+    command: Command
+
+
+Command = Create | Append | Commit | Fork | Truncate | Free | Swap | Pin | Unpin | Reserve | Release | Expecting

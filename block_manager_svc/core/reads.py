@@ -8,20 +8,34 @@ from numpy.typing import NDArray
 from block_manager_svc.core.admission import Admission, judge
 from block_manager_svc.core.arguments import Integers, column, integers, token_ids
 from block_manager_svc.core.chain import find, find_own
-from block_manager_svc.core.errors import InvalidArgument, Refused, SequenceNotFound
+from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.extra_keys import ExtraKeys, by_place
 from block_manager_svc.core.pool import BlockPool
-from block_manager_svc.core.results import BlockStates, Counters, Layout, Match, Sharing, Tables, TenantUsage
+from block_manager_svc.core.residency import Residency
+from block_manager_svc.core.results import BlockStates, Counters, Facts, Layout, Match, Sharing, Tables, TenantUsage
+from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
+from block_manager_svc.core.tail import slots
 
 
 class Reads:
     """Raises as PageTable's commands do."""
 
-    __slots__ = ("_pool", "_sequences", "block_size", "num_blocks", "revision", "watermark")
+    __slots__ = (
+        "_pool",
+        "_residency",
+        "_retentions",
+        "_sequences",
+        "block_size",
+        "num_blocks",
+        "revision",
+        "watermark",
+    )
 
     _pool: BlockPool
+    _residency: Residency
+    _retentions: Retentions
     _sequences: Sequences
     block_size: int
     num_blocks: int
@@ -69,8 +83,10 @@ class Reads:
         """Whether `begin` would let in one sequence of `tokens` (int32, at least one) now. Takes nothing."""
         pool, size = self._pool, self.block_size
         content = token_ids(tokens)
+        if not content.size:
+            raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
         keyed = by_place(extra, np.array([0]), np.array([content.size]))
-        whole = max(content.size - 1, 0) // size * size
+        whole = (content.size - 1) // size * size
         _, blocks = find(pool, pool.index.root(namespace), content[:whole], keyed.get(0, ()))
         total = -(-(content.size + lookahead) // size)
         return judge(
@@ -161,6 +177,64 @@ class Reads:
         """The revision at which the entries of each table last changed."""
         s = self._sequences
         return s.changed[s.rows(integers(sequences, "sequences"))]
+
+    def check_revisions(self, sequences: Integers, revisions: Integers) -> None:
+        """FailedPrecondition TABLE_REVISION_STALE for the first whose table has not last changed at revisions[i]."""
+        ids = integers(sequences, "sequences")
+        expected = column(revisions, "revisions", ids.size)
+        changed = self._sequences.changed[self._sequences.rows(ids)]
+        if (stale := (changed != expected).nonzero()[0]).size:
+            sequence, told, last = (int(values[stale[0]]) for values in (ids, expected, changed))
+            raise FailedPrecondition(
+                "TABLE_REVISION_STALE",
+                f"the table of sequence {sequence} last changed at revision {last}, expected is {told}: read it again",
+                sequence=sequence,
+                expected=told,
+                revision=last,
+            )
+
+    def slots(self, sequences: Integers, first: Integers, upto: Integers) -> tuple[I64, I64]:
+        """block * block_size + offset of positions [first[i], upto[i]) of each, as CSR: indptr, slots.
+
+        InvalidArgument POSITION_NOT_WRITABLE: there are no slots for some. FailedPrecondition SEQUENCE_SWAPPED_OUT.
+        """
+        s, size = self._sequences, self.block_size
+        ids = integers(sequences, "sequences")
+        begin, end = column(first, "first", ids.size), column(upto, "upto", ids.size)
+        rows = s.rows(ids)
+        self._residency.check_on_device(s, rows)
+        writable = s.writable[rows]
+        wrong = ((begin < 0) | (end < begin) | (end > writable)).nonzero()[0]
+        if wrong.size:
+            sequence, start, stop, there = (int(values[wrong[0]]) for values in (ids, begin, end, writable))
+            raise InvalidArgument(
+                "POSITION_NOT_WRITABLE",
+                f"slots of positions {start} to {stop} of sequence {sequence}: it has {there}",
+                sequence=sequence,
+                first=start,
+                upto=stop,
+                limit=there,
+            )
+        indptr = np.zeros(ids.size + 1, np.int64)
+        np.cumsum(end - begin, out=indptr[1:])
+        return indptr, slots(s, size, rows, begin, end)
+
+    def facts(self, sequence: int) -> Facts:
+        """What is known of one sequence."""
+        s = self._sequences
+        row = s.row(sequence)
+        entries = s.tables.values(row, int(s.blocks[row])).astype(np.int64)
+        return Facts(
+            tokens=int(s.length[row]),
+            computed=int(s.computed[row]),
+            writable=int(s.writable[row]),
+            blocks=entries.size,
+            shared_blocks=int(np.count_nonzero(self._pool.refcount[entries] > 1)),
+            host_blocks=int(np.count_nonzero(entries >= self.num_blocks)),
+            swapped_out=bool(s.away[row]),
+            table_revision=int(s.changed[row]),
+            priority=self._retentions.priority(sequence),
+        )
 
     def check_owner(self, sequences: Integers, owner: int) -> None:
         """SequenceNotFound for the first that is not alive, or not `owner`'s: others' are none of its business."""

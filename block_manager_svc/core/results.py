@@ -147,3 +147,18 @@ class TenantUsage:
     quota: int | None  # None: none
     host_floor: int
     host_quota: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one sequence. Positions below `computed` have their K/V in the pool, below `writable` a slot."""
+
+    tokens: int
+    computed: int
+    writable: int
+    blocks: int
+    shared_blocks: int  # of these, in another table too
+    host_blocks: int  # of these, on the host
+    swapped_out: bool
+    table_revision: int  # at which its entries last changed
+    priority: int | None

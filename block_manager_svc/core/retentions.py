@@ -30,6 +30,11 @@ class Retentions:
             for sequence in sequences.tolist():
                 self._of.pop(sequence, None)
 
+    def priority(self, sequence: int) -> int | None:
+        """None: it has said nothing."""
+        retention = self._of.get(sequence)
+        return retention.priority if retention else None
+
     def apply(self, s: Sequences, pool: BlockPool, rows: I64, first: I64, count: I64) -> None:
         """Rows have just sealed, found or moved entries first[i] .. + count[i] of their tables."""
         if not self._of:

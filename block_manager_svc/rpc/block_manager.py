@@ -6,29 +6,21 @@ from dataclasses import asdict
 from typing import Any
 
 import grpc.aio
-import numpy as np
 
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, NotFound, SequenceNotFound
-from block_manager_svc.core.step import I64
+from block_manager_svc.core.errors import ExecutorUnavailable, InvalidArgument, NotFound
 from block_manager_svc.identity import Callers, Tenant
 from block_manager_svc.manager import Manager, Quota
+from block_manager_svc.rpc import reads
 from block_manager_svc.rpc.authentication import caller
+from block_manager_svc.rpc.columns import engine_namespace
 from block_manager_svc.rpc.step_batch import StepBatch
 from block_manager_svc.scheduling.request import SequenceState
 from pagedkv.v1 import block_manager_pb2 as pb
 from pagedkv.v1 import block_manager_pb2_grpc
 
-MAX_SEQUENCES = 4096
 MAX_MOVES = 4096  # of one compaction
 _MOVES = 256
-_LARGEST = 2**63 - 1  # the wire's u64 holds more than the core's i64
-
-_STATES = {
-    SequenceState.WAITING: pb.SEQUENCE_STATE_WAITING,
-    SequenceState.RUNNING: pb.SEQUENCE_STATE_RUNNING,
-    SequenceState.ENGINE: pb.SEQUENCE_STATE_ENGINE,
-}
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -69,51 +61,27 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         self, request: pb.ListSequencesRequest, context: _Context
     ) -> pb.ListSequencesResponse:
         table = self._table()
-        sequences = _visible(table)
-        csr = table.tables(sequences)
-        # Shared entries before each entry, so that a table's are the difference of two (a table may be empty).
-        shared = np.concatenate(([0], np.cumsum(csr.refcount > 1)))
-        states = self._manager.sequence_states()
-        return pb.ListSequencesResponse(
-            header=self._header(table),
-            sequence=sequences.tolist(),
-            tokens=table.length(sequences).tolist(),
-            computed=table.computed(sequences).tolist(),
-            blocks=np.diff(csr.indptr).tolist(),
-            shared_blocks=np.diff(shared[csr.indptr]).tolist(),
-            state=[_STATES[states.get(sequence, SequenceState.ENGINE)] for sequence in sequences.tolist()],
-        )
+        return reads.list_sequences(table, self._manager.sequence_states(), self._header(table))
 
     async def GetBlockTables(  # noqa: N802
         self, request: pb.GetBlockTablesRequest, context: _Context
     ) -> pb.GetBlockTablesResponse:
         table = self._table()
-        asked = len(request.sequence)
-        if asked > MAX_SEQUENCES:
-            raise InvalidArgument(
-                "TOO_MANY_ITEMS",
-                f"{asked} sequences are asked for, at most {MAX_SEQUENCES} go at once: ask in parts",
-                asked=asked,
-                limit=MAX_SEQUENCES,
-            )
-        if asked and (largest := max(request.sequence)) > _LARGEST:
-            raise SequenceNotFound(largest)
-        if asked:
-            sequences = np.array(request.sequence, np.int64)
-            _check_visible(table, sequences)
-        else:
-            sequences = _visible(table)[:MAX_SEQUENCES]
-        csr = table.tables(sequences)
-        return pb.GetBlockTablesResponse(
-            header=self._header(table),
-            block_size=table.block_size,
-            sequence=sequences.tolist(),
-            indptr=csr.indptr.tolist(),
-            indices=csr.indices.tolist(),
-            last_page_len=csr.last_page_len.tolist(),
-            refcount=csr.refcount.tolist(),
-            table_revision=csr.changed.tolist(),
-        )
+        return reads.block_tables(table, request, self._header(table))
+
+    async def GetSequence(  # noqa: N802
+        self, request: pb.GetSequenceRequest, context: _Context
+    ) -> pb.GetSequenceResponse:
+        table = self._table()
+        state = self._manager.sequence_states().get(request.sequence, SequenceState.ENGINE)
+        names = {tenant.number: tenant.name for tenant in self._callers.tenants()}
+        return reads.sequence(table, request, state, names, self._header(table))
+
+    async def Match(self, request: pb.MatchRequest, context: _Context) -> pb.MatchResponse:  # noqa: N802
+        table = self._table()
+        realm = caller().tenant.realm
+        namespace = self._manager.namespace(realm) if request.generate else engine_namespace(request.adapter)
+        return reads.match(table, request, namespace, self._header(table))
 
     async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
         table = self._table()
@@ -177,18 +145,3 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
 
 def _usage(table: PageTable, tenant: Tenant) -> pb.TenantUsage:
     return pb.TenantUsage(tenant=tenant.name, **asdict(table.usage(tenant.account)))
-
-
-def _visible(table: PageTable) -> I64:
-    """Sequences that the caller may know of, in order of creation: an operator all, others their tenant's."""
-    sequences = table.sequences()
-    who = caller()
-    return sequences if who.is_operator else sequences[np.abs(table.owners(sequences)) == who.tenant.number]
-
-
-def _check_visible(table: PageTable, sequences: I64) -> None:
-    """SequenceNotFound for the first that is not alive, or another tenant's: nothing tells the two apart."""
-    who = caller()
-    visible = table.owned(sequences, who.tenant.calls) | table.owned(sequences, who.tenant.engines)
-    if not who.is_operator and not visible.all():
-        raise SequenceNotFound(int(sequences[~visible][0]))

@@ -13,11 +13,11 @@ from block_manager_svc.core import commands
 from block_manager_svc.core.batch import Done, Executed
 from block_manager_svc.core.errors import InvalidArgument, Refused
 from block_manager_svc.core.eviction.retention import Retention
-from block_manager_svc.core.extra_keys import ExtraKeys
-from block_manager_svc.core.step import I32, I64, OpKind
+from block_manager_svc.core.step import I64, OpKind
 from block_manager_svc.manager import Manager
 from block_manager_svc.replies import KeptReply, Replies
 from block_manager_svc.rpc.authentication import caller
+from block_manager_svc.rpc.columns import as_u32, as_u64, engine_namespace, extra_keys, i32, u32, u64, wire_id
 from block_manager_svc.rpc.errors import numbers_of, retry_delay, status_of
 from pagedkv.v1 import block_manager_pb2 as pb
 
@@ -81,8 +81,8 @@ class StepBatch:
         return pb.StepBatchResponse(
             header=pb.ReplyHeader(service_id=manager.service_id, epoch=manager.epoch, revision=table.revision),
             results=map(_result, executed.results),
-            table_sequence=_as_u64(touched),
-            table_revision=_as_u64(table.changed(touched)),
+            table_sequence=as_u64(touched),
+            table_revision=as_u64(table.changed(touched)),
             step_id=step_id,
         )
 
@@ -117,102 +117,58 @@ def _patience(context: _Context) -> float | None:
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
-def _u64(column: bytes, name: str) -> I64:
-    """Ids and references; a reference, with the top bit set, becomes negative, as core.commands has it."""
-    _check_width(column, name, 8)
-    return np.frombuffer(column, "<i8")
-
-
-def _id(value: int) -> int:
-    """As `_u64`, of a single one."""
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _u32(column: bytes, name: str) -> I64:
-    _check_width(column, name, 4)
-    return np.frombuffer(column, "<u4").astype(np.int64)
-
-
-def _i32(column: bytes, name: str) -> I32:
-    _check_width(column, name, 4)
-    return np.frombuffer(column, "<i4")
-
-
-def _check_width(column: bytes, name: str, width: int) -> None:
-    if len(column) % width:
-        raise InvalidArgument(
-            "COLUMN_LENGTH",
-            f"{name} has {len(column)} bytes: its values have {width} each",
-            field=name,
-            bytes=len(column),
-            width=width,
-        )
-
-
-def _namespace(adapter: str) -> bytes:
-    """Apart from the namespace of the executor's own model: an engine computes its own K/V."""
-    return caller().tenant.realm + b"\0engine\0" + adapter.encode()
-
-
-def _extra_keys(m: pb.CreateCommand | pb.AppendCommand | pb.PinCommand) -> ExtraKeys | None:
-    if not m.HasField("extra_keys"):
-        return None
-    extra = m.extra_keys
-    return ExtraKeys(_u32(extra.of, "extra_keys.of"), _u32(extra.positions, "extra_keys.positions"), extra.keys)
-
-
 def _create(m: pb.CreateCommand, now: int) -> commands.Create:
-    counts = _u32(m.counts, "counts")
+    counts = u32(m.counts, "counts")
     return commands.Create(
         counts,
-        _i32(m.tokens, "tokens"),
-        _u32(m.lookahead, "lookahead") if m.lookahead else np.zeros(counts.size, np.int64),
-        _namespace(m.adapter),
-        _id(m.reservation),
+        i32(m.tokens, "tokens"),
+        u32(m.lookahead, "lookahead") if m.lookahead else np.zeros(counts.size, np.int64),
+        engine_namespace(m.adapter),
+        wire_id(m.reservation),
         Retention(m.priority, m.priority_ttl_ms or None) if m.HasField("priority") else None,
-        _extra_keys(m),
+        extra_keys(m),
     )
 
 
 def _append(m: pb.AppendCommand, now: int) -> commands.Append:
-    sequences = _u64(m.sequences, "sequences")
+    sequences = u64(m.sequences, "sequences")
     return commands.Append(
         sequences,
-        _u32(m.counts, "counts") if m.counts else None,
-        _i32(m.tokens, "tokens"),
-        _u32(m.lookahead, "lookahead") if m.lookahead else None,
-        _id(m.reservation),
-        _extra_keys(m),
+        u32(m.counts, "counts") if m.counts else None,
+        i32(m.tokens, "tokens"),
+        u32(m.lookahead, "lookahead") if m.lookahead else None,
+        wire_id(m.reservation),
+        extra_keys(m),
     )
 
 
 def _commit(m: pb.CommitCommand, now: int) -> commands.Commit:
-    return commands.Commit(_u64(m.sequences, "sequences"), _u32(m.upto, "upto"))
+    return commands.Commit(u64(m.sequences, "sequences"), u32(m.upto, "upto"))
 
 
 def _fork(m: pb.ForkCommand, now: int) -> commands.Fork:
-    sequences = _u64(m.sequences, "sequences")
-    return commands.Fork(sequences, _u32(m.counts, "counts") if m.counts else np.ones(sequences.size, np.int64))
+    sequences = u64(m.sequences, "sequences")
+    return commands.Fork(sequences, u32(m.counts, "counts") if m.counts else np.ones(sequences.size, np.int64))
 
 
 def _truncate(m: pb.TruncateCommand, now: int) -> commands.Truncate:
-    return commands.Truncate(_u64(m.sequences, "sequences"), _u32(m.lengths, "lengths"))
+    return commands.Truncate(u64(m.sequences, "sequences"), u32(m.lengths, "lengths"))
 
 
 def _free(m: pb.FreeCommand, now: int) -> commands.Free:
-    return commands.Free(_u64(m.sequences, "sequences"))
+    return commands.Free(u64(m.sequences, "sequences"))
 
 
 def _swap(m: pb.SwapCommand, now: int) -> commands.Swap:
-    return commands.Swap(_u64(m.out, "out"), _u64(m.back, "back"))
+    return commands.Swap(u64(m.out, "out"), u64(m.back, "back"))
 
 
 def _pin(m: pb.PinCommand, now: int) -> commands.Pin:
-    return commands.Pin(_i32(m.tokens, "tokens"), now + m.ttl_ms, _namespace(m.adapter), _extra_keys(m))
+    return commands.Pin(i32(m.tokens, "tokens"), now + m.ttl_ms, engine_namespace(m.adapter), extra_keys(m))
 
 
 def _unpin(m: pb.UnpinCommand, now: int) -> commands.Unpin:
-    return commands.Unpin(_u64(m.pins, "pins"))
+    return commands.Unpin(u64(m.pins, "pins"))
 
 
 def _reserve(m: pb.ReserveCommand, now: int) -> commands.Reserve:
@@ -220,7 +176,7 @@ def _reserve(m: pb.ReserveCommand, now: int) -> commands.Reserve:
 
 
 def _release(m: pb.ReleaseCommand, now: int) -> commands.Release:
-    return commands.Release(_u64(m.reservations, "reservations"))
+    return commands.Release(u64(m.reservations, "reservations"))
 
 
 _DECODE: Final[dict[str, Callable[[Any, int], commands.Command]]] = {
@@ -244,30 +200,32 @@ def _command(item: pb.BatchItem, now: int) -> commands.Command | Refused:
     if kind is None:
         return InvalidArgument("ITEM_EMPTY", "an item without a command, or with one of a newer contract")
     try:
-        return _DECODE[kind](getattr(item, kind), now)
+        command = _DECODE[kind](getattr(item, kind), now)
+        if not item.table_revision:
+            return command
+        return commands.Expecting(_named(command), u64(item.table_revision, "table_revision"), command)
     except InvalidArgument as refused:
         return refused
 
 
+def _named(command: commands.Command) -> I64:
+    """The sequences that a command names, in the order of its columns."""
+    if isinstance(command, commands.Swap):
+        return np.concatenate((command.out, command.back))
+    return getattr(command, "sequences", np.zeros(0, np.int64))
+
+
 # --- out -------------------------------------------------------------------------------------------------------------
-
-
-def _as_u64(column: I64) -> bytes:
-    return column.astype("<i8", copy=False).tobytes() if column.size else b""
-
-
-def _as_u32(column: I64 | I32) -> bytes:
-    return column.astype("<i4").tobytes() if column.size else b""
 
 
 def _result(result: Done | Refused) -> pb.BatchResult:
     if isinstance(result, Refused):
         return pb.BatchResult(error=_error(result))
     message = pb.BatchResult(
-        sequences=_as_u64(result.sequences),
-        cached=_as_u32(result.cached),
-        slot_indptr=_as_u32(result.slot_indptr),
-        slots=_as_u64(result.slots),
+        sequences=as_u64(result.sequences),
+        cached=as_u32(result.cached),
+        slot_indptr=as_u32(result.slot_indptr),
+        slots=as_u64(result.slots),
         pin=result.pin,
         pinned_tokens=result.pinned,
         reservation=result.reservation,
@@ -275,7 +233,7 @@ def _result(result: Done | Refused) -> pb.BatchResult:
     ops = result.ops
     if ops.kind.size:
         copies = ops.kind == OpKind.COPY
-        message.copy_src, message.copy_dst = _as_u32(ops.src[copies]), _as_u32(ops.dst[copies])
+        message.copy_src, message.copy_dst = as_u32(ops.src[copies]), as_u32(ops.dst[copies])
         message.swapped_blocks = int(np.count_nonzero(~copies))
     return message
 

@@ -91,6 +91,10 @@ class StepLoop:
         """
         return min(self.capacity.max_context, self.table.most(tenant) * self.table.block_size + 1)
 
+    def namespace(self, realm: bytes) -> bytes:
+        """Of the prefixes of calls with this realm."""
+        return realm + self._namespace
+
     def submit(self, prompt: I32, sampling: Sampling, *, owner: int = 0, tenant: int = 0, realm: bytes = b"") -> int:
         """Takes a call into the queue.
 
@@ -115,7 +119,7 @@ class StepLoop:
             self._last_call + 1, prompt, sampling, owner=owner, tenant=tenant, realm=realm, max_tokens=max_tokens
         )
         lead = call.samples[0]
-        lead.sequence = self.table.create(call.prompt, realm + self._namespace, owner=owner, tenant=tenant)
+        lead.sequence = self.table.create(call.prompt, self.namespace(realm), owner=owner, tenant=tenant)
         self._last_call = call.id
         self._calls[call.id] = call
         self._waiting.append(lead)

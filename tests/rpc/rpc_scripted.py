@@ -59,13 +59,16 @@ def rambling(sample: int, position: int) -> int:
 class ScriptedExecutor:
     """Implements manager.Link. Steps are answered in the event loop's next turn, while `open`."""
 
-    def __init__(self, manager: Manager, plans: list[StepPlan], files: dict[str, bytes], num_blocks: int) -> None:
+    def __init__(
+        self, manager: Manager, plans: list[StepPlan], files: dict[str, bytes], num_blocks: int, num_host: int
+    ) -> None:
         self.script: Script = rambling
         self.open = True
         self.plans = plans
         self._manager = manager
         self._files = files
         self._num_blocks = num_blocks
+        self._num_host = num_host
         self.unanswered: list[tuple[SentStep, StepPlan]] = []
 
     def attach(self) -> None:
@@ -74,7 +77,7 @@ class ScriptedExecutor:
             ExecutorHello(
                 position=Position("", 0, boot, 0, 0, b""),
                 num_blocks=self._num_blocks,
-                num_host_blocks=0,
+                num_host_blocks=self._num_host,
                 block_size=16,
                 block_bytes=1024,
                 max_rows=128,
@@ -156,6 +159,7 @@ async def running_service(
     files: dict[str, bytes] = TEXT_FILES,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     num_blocks: int = 512,
+    num_host: int = 0,
     write_timeout: float = 5.0,
     callers: Callers | None = None,
 ) -> AsyncIterator[Service]:
@@ -168,7 +172,7 @@ async def running_service(
 
     manager = Manager(limits, encode)
     server = Server(manager, "127.0.0.1:0", write_timeout, callers)
-    executor = ScriptedExecutor(manager, plans, files, num_blocks)
+    executor = ScriptedExecutor(manager, plans, files, num_blocks, num_host)
     address = await server.start()
     if attached:
         executor.attach()

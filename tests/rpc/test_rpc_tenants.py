@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rpc_batches import batch, commit, create, free, of_u32, of_u64, pin, reasons, ref, unpin
+from rpc_batches import batch, commit, create, free, i32, of_u32, of_u64, pin, reasons, ref, u32, unpin
 from rpc_link_client import LinkExecutor
 from rpc_scripted import Refusal, Service, refusal_of, request, running_service, until
 
@@ -63,6 +64,8 @@ async def listed(service: Service, token: str) -> list[int]:
     reply = await service.reads.ListSequences(pb.ListSequencesRequest(), metadata=bearer(token))
     tables = await service.reads.GetBlockTables(pb.GetBlockTablesRequest(), metadata=bearer(token))
     assert list(reply.sequence) == list(tables.sequence)
+    for sequence in reply.sequence:
+        await service.reads.GetSequence(pb.GetSequenceRequest(sequence=sequence), metadata=bearer(token))
     return list(reply.sequence)
 
 
@@ -112,6 +115,8 @@ ALLOWED = {
     "GetPool": {"engine", "operator"},
     "ListSequences": {"engine", "operator"},
     "GetBlockTables": {"engine", "operator"},
+    "GetSequence": {"engine", "operator"},
+    "Match": {"gateway", "engine", "operator"},
     "Audit": {"operator"},
     "ResetCache": {"operator"},
     "Resize": {"operator"},
@@ -119,10 +124,13 @@ ALLOWED = {
     "Compact": {"operator"},
 }
 
+FIELDS = {"Resize": {"limit": 100}, "SetQuota": {"tenant": "red"}, "GetSequence": {"sequence": 1}}
+
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_role_may_call_what_is_its_own(tmp_path: Path, role: str) -> None:
     async with service_with(tmp_path) as service:
+        made = await step(service, "blue", create([1, 2, 3]))
         metadata = bearer(f"blue-{role}")
         for method, roles in ALLOWED.items():
             if method == "Generate":
@@ -130,7 +138,7 @@ async def test_a_role_may_call_what_is_its_own(tmp_path: Path, role: str) -> Non
             elif method == "ListModels":
                 call = service.generation.ListModels(generation_pb2.ListModelsRequest(), metadata=metadata)
             else:
-                fields = {"Resize": {"limit": 100}, "SetQuota": {"tenant": "red"}}.get(method, {})
+                fields = FIELDS.get(method, {})
                 call = getattr(service.reads, method)(getattr(pb, f"{method}Request")(**fields), metadata=metadata)
             if role in roles:
                 await call
@@ -143,6 +151,7 @@ async def test_a_role_may_call_what_is_its_own(tmp_path: Path, role: str) -> Non
                 "tenant": "blue",
                 "roles": role,
             }
+        await step(service, "blue", free(*of_u64(made.results[0].sequences)))
 
 
 def test_every_rpc_of_the_block_manager_has_its_roles_written_down() -> None:
@@ -250,6 +259,35 @@ async def test_anothers_sequence_is_as_one_that_never_was(tmp_path: Path) -> Non
         assert list(tables.sequence) == [red, blue]
         assert reasons(await step(service, "blue", free(blue))) == [""]
         assert reasons(await step(service, "red", free(red))) == [""]
+
+
+async def test_an_operator_sees_anothers_sequence_and_not_its_tokens(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        (blue,) = of_u64((await step(service, "blue", create(PROMPT))).results[0].sequences)
+        whole = pb.GetSequenceRequest(sequence=blue, upto=50)
+        mine = await service.reads.GetSequence(whole, metadata=bearer("blue-engine"))
+        assert (mine.tenant, np.frombuffer(mine.token_ids, "<i4").tolist()) == ("blue", PROMPT)
+        refusal = await refused(service.reads.GetSequence(whole, metadata=bearer("red-operator")))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.PERMISSION_DENIED, "TOKENS_PRIVATE")
+        seen = await service.reads.GetSequence(pb.GetSequenceRequest(sequence=blue), metadata=bearer("red-operator"))
+        assert (seen.tenant, seen.tokens, seen.token_ids) == ("blue", 50, b"")
+        refusal = await refused(service.reads.GetSequence(whole, metadata=bearer("red-engine")))
+        assert refusal.reason == "SEQUENCE_NOT_FOUND"
+        await step(service, "blue", free(blue))
+
+
+async def test_match_sees_what_a_tenants_own_create_would_find(tmp_path: Path) -> None:
+    async with service_with(tmp_path) as service:
+        await step(service, "blue", create(PROMPT), commit(ref(0), 50), free(ref(0)))
+        asked = pb.MatchRequest(counts=u32(50), tokens=i32(*PROMPT))
+        for tenant, cached in (("blue", 48), ("red", 0)):
+            reply = await service.reads.Match(asked, metadata=bearer(f"{tenant}-engine"))
+            assert of_u32(reply.cached) == [cached]
+        asked.generate = True
+        assert await cached_tokens(service, "red-gateway") == 0
+        for tenant, cached in (("blue", 0), ("red", 48)):
+            reply = await service.reads.Match(asked, metadata=bearer(f"{tenant}-gateway"))
+            assert of_u32(reply.cached) == [cached]
 
 
 async def test_pins_of_another_tenant_are_not_there(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ TABLES = bm.GetBlockTablesResponse(
     last_page_len=[8, 0],
     refcount=[2, 2, 1],
     table_revision=[41, 9],
+    slot_indptr=[0, 1, 1],
+    slots=[80],
 )
 
 
@@ -187,6 +189,10 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
             "GetPool": POOL,
             "ListSequences": SEQUENCES,
             "GetBlockTables": TABLES,
+            "GetSequence": bm.GetSequenceResponse(header=HEADER, state=bm.SEQUENCE_STATE_ENGINE, tokens=40),
+            "Match": bm.MatchResponse(
+                header=HEADER, cached=b"\x10\0\0\0", admission=[bm.ADMISSION_LATER], shortfall=b"\2\0\0\0"
+            ),
             "Audit": bm.AuditResponse(header=HEADER),
             "ResetCache": bm.ResetCacheResponse(header=HEADER, freed_blocks=12),
             "Resize": bm.ResizeResponse(header=HEADER, evicted_blocks=12),
@@ -246,6 +252,12 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def GetBlockTables(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("GetBlockTables", request, context)
+
+    def GetSequence(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("GetSequence", request, context)
+
+    def Match(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
+        return self._unary("Match", request, context)
 
     def ResetCache(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("ResetCache", request, context)

@@ -346,6 +346,25 @@ def test_tables_of_nothing(service: Scripted, kvctl: Kvctl) -> None:
     assert kvctl("tables", "-o", "json").json["tables"] == []
 
 
+def test_sequence_shows_everything_about_it(service: Scripted, kvctl: Kvctl) -> None:
+    service.unary["GetSequence"].token_ids = b"\5\0\0\0\6\0\0\0"
+    shown = kvctl("sequence", "11", "--first", "1", "--upto", "3").out
+    assert "engine" in shown
+    assert shown.endswith("5 6\n")
+    assert service.requests("GetSequence") == [bm.GetSequenceRequest(sequence=11, first=1, upto=3)]
+    assert kvctl("sequence", "11", "-o", "json").json["tokens"] == 40
+
+
+def test_match_shows_what_is_cached_and_whether_it_fits(service: Scripted, kvctl: Kvctl) -> None:
+    shown = kvctl("match", "1", "2", "--adapter", "a", "--generate").out
+    assert "later" in shown
+    assert service.requests("Match") == [
+        bm.MatchRequest(counts=b"\2\0\0\0", tokens=b"\1\0\0\0\2\0\0\0", adapter="a", generate=True)
+    ]
+    matches = kvctl("match", "1", "-o", "json").json["matches"]
+    assert matches == [{"cached_tokens": 16, "admission": "later", "shortfall": 2}]
+
+
 def test_models(service: Scripted, kvctl: Kvctl) -> None:
     assert cells(kvctl("models").out)[1] == ["tiny", "512", "128", "2 3", "token ids, text, chat"]
     assert kvctl("models", "-o", "json").json["models"][0]["eos_token_ids"] == [2, 3]

@@ -68,6 +68,9 @@ async def test_reads_return_what_the_blocking_client_returns(service: Scripted, 
                 client.pool(),
                 client.sequences(),
                 client.tables([11]),
+                client.sequence(11),
+                client.match([[1]]),
+                client.slots([11, 2**40], [0, 0], [1, 0]),
                 client.audit(),
                 client.reset_cache(),
                 client.healthy(),
@@ -78,11 +81,15 @@ async def test_reads_return_what_the_blocking_client_returns(service: Scripted, 
         await aclient.pool(),
         await aclient.sequences(),
         await aclient.tables([11]),
+        await aclient.sequence(11),
+        await aclient.match([[1]]),
+        await aclient.slots([11, 2**40], [0, 0], [1, 0]),
         await aclient.audit(),
         await aclient.reset_cache(),
         await aclient.healthy(),
     ] == await asyncio.to_thread(blocking)
-    assert service.requests("GetBlockTables") == [bm.GetBlockTablesRequest(sequence=[11])] * 2
+    tables, slots = service.requests("GetBlockTables")[2:]
+    assert (tables, list(slots.upto)) == (bm.GetBlockTablesRequest(sequence=[11]), [1, 0])
 
 
 async def test_break_cancels_the_call(service: Scripted, aclient: AsyncClient) -> None:

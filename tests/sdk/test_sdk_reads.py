@@ -5,11 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import code_pb2
 from sdk_scripted import NO_EXECUTOR, POOL, Scripted, refuse
 
-from pagedkv import Client, Header, Internal, InvalidArgument, Model, SequenceInfo, SequenceState, Unavailable
+from pagedkv import (
+    Admission,
+    Client,
+    Header,
+    Internal,
+    InvalidArgument,
+    Match,
+    Model,
+    SequenceInfo,
+    SequenceState,
+    Unavailable,
+)
 from pagedkv.v1 import block_manager_pb2 as bm
 from pagedkv.v1 import generation_pb2 as gen
 
@@ -135,3 +147,68 @@ def test_a_read_is_not_tried_for_ever(service: Scripted, client: Client) -> None
         client.pool()
     assert caught.value.reason == "EXECUTOR_UNAVAILABLE"
     assert len(service.requests("GetPool")) == 4
+
+
+def test_a_sequence_s_details_are_those_of_the_reply(service: Scripted, client: Client) -> None:
+    reply = bm.GetSequenceResponse(
+        state=bm.SEQUENCE_STATE_ENGINE, tenant="blue", tokens=40, computed=39, writable=48, blocks=3, shared_blocks=2,
+        host_blocks=1, swapped_out=True, table_revision=7, priority=0, token_ids=np.array([5, 6], "<i4").tobytes(),
+    )  # fmt: skip
+    service.unary["GetSequence"] = reply
+    details = client.sequence(11, first=1, upto=3)
+    assert service.requests("GetSequence") == [bm.GetSequenceRequest(sequence=11, first=1, upto=3)]
+    assert (details.sequence, details.state, details.token_ids) == (11, SequenceState.ENGINE, (5, 6))
+    same = [
+        name
+        for name in bm.GetSequenceResponse.DESCRIPTOR.fields_by_name
+        if name not in ("header", "state", "token_ids")
+    ]
+    assert [getattr(details, name) for name in same] == [getattr(reply, name) for name in same]
+    reply.ClearField("priority")
+    assert client.sequence(11).priority is None
+    reply.token_ids = b"123"
+    with pytest.raises(Internal, match="REPLY_INVALID"):
+        client.sequence(11)
+
+
+def test_match_asks_in_columns_and_answers_for_each_prompt(service: Scripted, client: Client) -> None:
+    service.unary["Match"] = bm.MatchResponse(
+        cached=np.array([16, 0], "<u4").tobytes(),
+        admission=[bm.ADMISSION_OK, 9],  # one of a later contract
+        shortfall=np.array([0, 4], "<u4").tobytes(),
+    )
+    found = client.match([[1, 2], [3]], lookahead=4, adapter="a", extra_keys={1: {0: b"cat"}}, generate=True)
+    assert list(found) == [Match(16, Admission.OK, 0), Match(0, Admission.UNKNOWN, 4)]
+    assert service.requests("Match") == [
+        bm.MatchRequest(
+            counts=np.array([2, 1], "<u4").tobytes(),
+            tokens=np.array([1, 2, 3], "<i4").tobytes(),
+            lookahead=np.array([4, 4], "<u4").tobytes(),
+            adapter="a",
+            extra_keys=bm.ExtraKeys(of=b"\1\0\0\0", positions=bytes(4), keys=[b"cat"]),
+            generate=True,
+        )
+    ]
+    service.unary["Match"].shortfall = b""
+    with pytest.raises(Internal, match="REPLY_INVALID"):
+        client.match([[1]])
+
+
+def test_slots_of_ranges(service: Scripted, client: Client) -> None:
+    service.unary["GetBlockTables"] = bm.GetBlockTablesResponse(
+        sequence=[11, 12], slot_indptr=[0, 2, 3], slots=[80, 81, 2**40], table_revision=[3, 4]
+    )
+    slots = client.slots([11, 12], [0, 5], [2, 6], table_revisions=[3, 4])
+    assert (slots.indptr, slots.slots, slots.table_revisions) == ((0, 2, 3), (80, 81, 2**40), (3, 4))
+    assert service.requests("GetBlockTables") == [
+        bm.GetBlockTablesRequest(sequence=[11, 12], first=[0, 5], upto=[2, 6], table_revision=[3, 4])
+    ]
+    service.unary["GetBlockTables"].slots.append(9)
+    with pytest.raises(Internal, match="REPLY_INVALID"):
+        client.slots([11, 12], [0, 5], [2, 6])
+
+
+@pytest.mark.parametrize("sequence", [-1, 1 << 64])
+def test_a_sequence_that_cannot_be_is_refused_before_it_is_sent(client: Client, sequence: int) -> None:
+    with pytest.raises(InvalidArgument, match="VALUE_OUT_OF_RANGE"):
+        client.sequence(sequence)

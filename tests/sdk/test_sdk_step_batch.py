@@ -107,6 +107,14 @@ def test_extra_keys_travel_as_columns(service: Scripted, client: Client) -> None
     assert not plain.pin.HasField("extra_keys")
 
 
+def test_an_item_may_expect_revisions(service: Scripted, client: Client) -> None:
+    batch = Batch()
+    batch.free([7])
+    batch.only_if(batch.append([7, 8], [1, 2]), [5, 6])
+    client.step_batch(batch)
+    assert [item.table_revision for item in sent(service).items] == [b"", u64(5, 6)]
+
+
 def unpacked(extra: bm.ExtraKeys) -> tuple[list[int], list[int], list[bytes]]:
     of, positions = (np.frombuffer(column, "<u4").tolist() for column in (extra.of, extra.positions))
     return of, positions, list(extra.keys)

@@ -61,10 +61,11 @@ class Batch:
     Raises InvalidArgument VALUE_OUT_OF_RANGE for what a column cannot hold; the rest is the service's to check.
     """
 
-    __slots__ = ("_items",)
+    __slots__ = ("_items", "revisions")
 
     def __init__(self) -> None:
         self._items: list[tuple[str, dict[str, Field]]] = []
+        self.revisions: dict[int, bytes] = {}  # what items expect, by their number
 
     def __len__(self) -> int:
         return len(self._items)
@@ -184,6 +185,11 @@ class Batch:
     def release(self, reservations: int | Iterable[int]) -> Item:
         """Ends reservations before their time."""
         return self._add("release", reservations=_column(reservations, "Q", "reservations"))
+
+    def only_if(self, item: Item, table_revisions: int | Iterable[int]) -> None:
+        """The item fails with TABLE_REVISION_STALE unless the tables of the sequences that it names (swap: those of
+        `out` first) are still of these revisions, as replies and `Client.tables` give them."""
+        self.revisions[item.number] = _column(table_revisions, "Q", "table_revisions")
 
     def _add(self, command: str, made: int = 0, /, **fields: Field) -> Item:
         self._items.append((command, fields))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pagedkv._batch import Batch, BatchReply, ItemResult, column_of
+from pagedkv._batch import Batch, BatchReply, ItemResult, Keys, column_of
 from pagedkv._errors import Internal, InvalidArgument, PagedKvError, from_item_error
 from pagedkv._types import (
     Activity,
+    Admission,
     Audit,
     BlockStates,
     BlockTable,
@@ -18,6 +20,7 @@ from pagedkv._types import (
     Header,
     Layout,
     Listing,
+    Match,
     Model,
     Piece,
     Pool,
@@ -25,9 +28,11 @@ from pagedkv._types import (
     Resized,
     Sample,
     SamplingOptions,
+    SequenceDetails,
     SequenceInfo,
     SequenceState,
     Sharing,
+    Slots,
     TenantUsage,
     TokenLogprob,
     Usage,
@@ -332,6 +337,92 @@ def tables(response: block_manager_pb2.GetBlockTablesResponse) -> Listing[BlockT
     )
 
 
+def slots_request(
+    sequences: Iterable[int], first: Iterable[int], upto: Iterable[int], table_revisions: Iterable[int] | None
+) -> block_manager_pb2.GetBlockTablesRequest:
+    request = tables_request(sequences)
+    for name, values in (("first", first), ("upto", upto)):
+        getattr(request, name).extend(_count(value, name, 0) for value in values)
+    request.table_revision.extend(table_revisions or ())
+    return request
+
+
+def slots(response: block_manager_pb2.GetBlockTablesResponse) -> Slots:
+    indptr = tuple(response.slot_indptr)
+    if len(indptr) != len(response.sequence) + 1 or indptr[-1] != len(response.slots):
+        raise Internal("REPLY_INVALID", f"the slots of {len(response.sequence)} sequences do not fit their indptr")
+    return Slots(_header(response.header), indptr, tuple(response.slots), tuple(response.table_revision))
+
+
+def sequence_request(sequence: int, first: int, upto: int) -> block_manager_pb2.GetSequenceRequest:
+    if not 0 <= sequence < 1 << 64:
+        why = f"no sequence has the id {sequence}"
+        raise InvalidArgument("VALUE_OUT_OF_RANGE", why, numbers={"sequence": sequence})
+    return block_manager_pb2.GetSequenceRequest(
+        sequence=sequence, first=_count(first, "first", 0), upto=_count(upto, "upto", 0)
+    )
+
+
+def sequence_details(sequence: int, response: block_manager_pb2.GetSequenceResponse) -> SequenceDetails:
+    return SequenceDetails(
+        header=_header(response.header),
+        sequence=sequence,
+        state=_SEQUENCE_STATES.get(response.state, SequenceState.UNKNOWN),
+        tenant=response.tenant,
+        tokens=response.tokens,
+        computed=response.computed,
+        writable=response.writable,
+        blocks=response.blocks,
+        shared_blocks=response.shared_blocks,
+        host_blocks=response.host_blocks,
+        swapped_out=response.swapped_out,
+        table_revision=response.table_revision,
+        priority=response.priority if response.HasField("priority") else None,
+        token_ids=tuple(_column("i", response.token_ids)),
+    )
+
+
+_ADMISSIONS = {
+    block_manager_pb2.ADMISSION_OK: Admission.OK,
+    block_manager_pb2.ADMISSION_LATER: Admission.LATER,
+    block_manager_pb2.ADMISSION_NEVER: Admission.NEVER,
+}
+
+
+def match_request(
+    prompts: Iterable[Iterable[int]],
+    lookahead: int | Iterable[int],
+    adapter: str,
+    extra_keys: Mapping[int, Keys] | None,
+    generate: bool,
+) -> block_manager_pb2.MatchRequest:
+    batch = Batch()
+    batch.create(prompts, lookahead=lookahead, adapter=adapter, extra_keys=extra_keys)
+    fields = dict(batch.items[0][1], generate=generate)
+    del fields["reservation"]
+    return block_manager_pb2.MatchRequest(**fields)  # type: ignore[arg-type]
+
+
+def matches(response: block_manager_pb2.MatchResponse) -> Listing[Match]:
+    cached, shortfall = _column("I", response.cached), _column("I", response.shortfall)
+    if not len(cached) == len(shortfall) == len(response.admission):
+        raise Internal("REPLY_INVALID", f"the columns of {len(response.admission)} prompts differ in length")
+    return Listing(
+        header=_header(response.header),
+        items=tuple(
+            Match(tokens, _ADMISSIONS.get(admission, Admission.UNKNOWN), short)
+            for tokens, admission, short in zip(cached, response.admission, shortfall, strict=True)
+        ),
+    )
+
+
+def _column(typecode: str, data: bytes) -> array[int]:
+    try:
+        return column_of(typecode, data)
+    except ValueError as error:
+        raise Internal("REPLY_INVALID", "a column of the reply is no whole number of values") from error
+
+
 def cache_reset(response: block_manager_pb2.ResetCacheResponse) -> CacheReset:
     return CacheReset(header=_header(response.header), freed_blocks=response.freed_blocks)
 
@@ -408,8 +499,11 @@ def step_batch_request(batch: Batch, request_id: str, atomic: bool, wait: bool) 
             atomic=atomic,
             no_wait=not wait,
             items=[
-                block_manager_pb2.BatchItem(**{command: _COMMANDS[command](**fields)})  # type: ignore[arg-type]
-                for command, fields in batch.items
+                block_manager_pb2.BatchItem(
+                    table_revision=batch.revisions.get(number, b""),
+                    **{command: _COMMANDS[command](**fields)},  # type: ignore[arg-type]
+                )
+                for number, (command, fields) in enumerate(batch.items)
             ],
         )
     except UnicodeError as error:

@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert
-from pagedkv._batch import Batch, BatchReply
+from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
 from pagedkv._interrupts import Apart, run_apart
@@ -23,13 +23,16 @@ from pagedkv._types import (
     Compacted,
     Completion,
     Listing,
+    Match,
     Model,
     Piece,
     Pool,
     QuotaSet,
     Resized,
     SamplingOptions,
+    SequenceDetails,
     SequenceInfo,
+    Slots,
     Usage,
 )
 from pagedkv.v1 import block_manager_pb2, block_manager_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -190,6 +193,51 @@ class Client:
         return _convert.tables(
             self._unary(self._block_manager.GetBlockTables, _convert.tables_request(sequences), timeout)
         )
+
+    def sequence(
+        self, sequence: int, *, first: int = 0, upto: int = 0, timeout: float | None = None
+    ) -> SequenceDetails:
+        """One sequence in full; with the tokens at positions [first, upto), at most 262,144.
+
+        Raises NotFound SEQUENCE_NOT_FOUND, InvalidArgument POSITION_OUT_OF_RANGE, PagedKvError TOKENS_PRIVATE.
+        """
+        request = _convert.sequence_request(sequence, first, upto)
+        return _convert.sequence_details(sequence, self._unary(self._block_manager.GetSequence, request, timeout))
+
+    def match(
+        self,
+        prompts: Iterable[Iterable[int]],
+        *,
+        lookahead: int | Iterable[int] = 0,
+        adapter: str = "",
+        extra_keys: Mapping[int, Keys] | None = None,
+        generate: bool = False,
+        timeout: float | None = None,
+    ) -> Listing[Match]:
+        """What of each prompt is cached now, and whether it would be let in. Takes and promises nothing.
+
+        Takes what `Batch.create` takes; at most 1,024 prompts. generate: of what calls of `generate` have cached,
+        which is apart from what engines have.
+        """
+        request = _convert.match_request(prompts, lookahead, adapter, extra_keys, generate)
+        return _convert.matches(self._unary(self._block_manager.Match, request, timeout))
+
+    def slots(
+        self,
+        sequences: Iterable[int],
+        first: Iterable[int],
+        upto: Iterable[int],
+        *,
+        table_revisions: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> Slots:
+        """The slots of positions [first[i], upto[i]) of each sequence; at most 1,048,576 in all.
+
+        table_revisions: raises FailedPrecondition TABLE_REVISION_STALE unless the tables are still of these.
+        Raises InvalidArgument POSITION_NOT_WRITABLE, FailedPrecondition SEQUENCE_SWAPPED_OUT.
+        """
+        request = _convert.slots_request(sequences, first, upto, table_revisions)
+        return _convert.slots(self._unary(self._block_manager.GetBlockTables, request, timeout))
 
     def audit(self, *, timeout: float | None = None) -> Audit:
         """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""

@@ -348,3 +348,60 @@ class Listing(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         return self.items[index]
+
+
+class Admission(enum.StrEnum):
+    """Whether new sequences would get their blocks."""
+
+    OK = "ok"
+    LATER = "later"  # when others have given blocks back
+    NEVER = "never"  # the pool, or the tenant's quota, is too small
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What of a prompt is cached, and whether it would be let in.
+
+    cached_tokens: in whole blocks, below the prompt's last token.
+    shortfall:     blocks that are missing: now for LATER, ever for NEVER.
+    """
+
+    cached_tokens: int
+    admission: Admission
+    shortfall: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDetails:
+    """One sequence, in full.
+
+    tokens, computed, writable: how many it has, how many K and V are there for, how many positions have slots.
+    shared_blocks, host_blocks: of its blocks, those that are in another table too, and those that lie on the host.
+    token_ids:                  of the positions that were asked for.
+    """
+
+    header: Header
+    sequence: int
+    state: SequenceState
+    tenant: str
+    tokens: int
+    computed: int
+    writable: int
+    blocks: int
+    shared_blocks: int
+    host_blocks: int
+    swapped_out: bool
+    table_revision: int
+    priority: int | None
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Of ranges of positions: that of sequence i is slots[indptr[i] : indptr[i + 1]], block * block_size + offset."""
+
+    header: Header
+    indptr: tuple[int, ...]
+    slots: tuple[int, ...]
+    table_revisions: tuple[int, ...]

@@ -8,11 +8,37 @@ import sys
 
 from pagedkv.cli._app import app
 from pagedkv.cli._generate import chat, generate
-from pagedkv.cli._inspect import audit, compact, models, quota, reset_cache, resize, sequences, status, tables
+from pagedkv.cli._inspect import (
+    audit,
+    compact,
+    match,
+    models,
+    quota,
+    reset_cache,
+    resize,
+    sequence,
+    sequences,
+    status,
+    tables,
+)
 
 __all__ = ["app", "main"]
 
-for command in (generate, chat, status, sequences, tables, models, audit, reset_cache, resize, quota, compact):
+for command in (
+    generate,
+    chat,
+    status,
+    sequences,
+    sequence,
+    tables,
+    match,
+    models,
+    audit,
+    reset_cache,
+    resize,
+    quota,
+    compact,
+):
     app.command()(command)
 
 

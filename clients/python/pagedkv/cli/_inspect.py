@@ -93,6 +93,47 @@ def sequences(context: typer.Context, address: Address = None, output: Format = 
         )
 
 
+def sequence(
+    context: typer.Context,
+    sequence: Annotated[int, typer.Argument(help="Its id, as `kvctl sequences` lists it.")],
+    first: Annotated[int, typer.Option(help="Show its tokens too, from this position on ...")] = 0,
+    upto: Annotated[int, typer.Option(help="... to before this one.")] = 0,
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """Everything about one sequence."""
+    with session(context, address, output, timeout) as (client, fmt):
+        details = client.sequence(sequence, first=first, upto=upto)
+        if fmt is Output.JSON:
+            write_json(details)
+            return
+        shown = [field.name for field in dataclasses.fields(details) if field.name not in ("header", "token_ids")]
+        facts = [(name.replace("_", " "), getattr(details, name)) for name in shown]
+        write_tables(table(f"Sequence {sequence}", ["", "is"], facts))
+        if details.token_ids:
+            write_text(" ".join(map(str, details.token_ids)) + "\n")
+
+
+def match(
+    context: typer.Context,
+    tokens: Annotated[list[int], typer.Argument(help="Token ids of a prompt.")],
+    adapter: Annotated[str, typer.Option(help="Version of model and adapter, as engines name it.")] = "",
+    generate: Annotated[bool, typer.Option("--generate", help="What calls of Generate have cached.")] = False,
+    address: Address = None,
+    output: Format = None,
+    timeout: Timeout = None,
+) -> None:
+    """What of a prompt is cached, and whether it would be let in."""
+    with session(context, address, output, timeout) as (client, fmt):
+        listing = client.match([tokens], adapter=adapter, generate=generate)
+        if fmt is Output.JSON:
+            write_json({"header": listing.header, "matches": listing.items})
+            return
+        rows = [(str(len(tokens)), str(each.cached_tokens), each.admission.value, each.shortfall) for each in listing]
+        write_tables(table("Match", ["tokens", "cached", "admission", "blocks short"], rows))
+
+
 def tables(
     context: typer.Context,
     sequence: Annotated[

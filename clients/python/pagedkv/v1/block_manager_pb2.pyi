@@ -16,10 +16,21 @@ class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEQUENCE_STATE_WAITING: _ClassVar[SequenceState]
     SEQUENCE_STATE_RUNNING: _ClassVar[SequenceState]
     SEQUENCE_STATE_ENGINE: _ClassVar[SequenceState]
+
+class Admission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADMISSION_UNSPECIFIED: _ClassVar[Admission]
+    ADMISSION_OK: _ClassVar[Admission]
+    ADMISSION_LATER: _ClassVar[Admission]
+    ADMISSION_NEVER: _ClassVar[Admission]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
 SEQUENCE_STATE_ENGINE: SequenceState
+ADMISSION_UNSPECIFIED: Admission
+ADMISSION_OK: Admission
+ADMISSION_LATER: Admission
+ADMISSION_NEVER: Admission
 
 class ReplyHeader(_message.Message):
     __slots__ = ("service_id", "epoch", "revision")
@@ -184,13 +195,19 @@ class ListSequencesResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., sequence: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., computed: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., shared_blocks: _Optional[_Iterable[int]] = ..., state: _Optional[_Iterable[_Union[SequenceState, str]]] = ...) -> None: ...
 
 class GetBlockTablesRequest(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "first", "upto", "table_revision")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
     sequence: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence: _Optional[_Iterable[int]] = ...) -> None: ...
+    first: _containers.RepeatedScalarFieldContainer[int]
+    upto: _containers.RepeatedScalarFieldContainer[int]
+    table_revision: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[_Iterable[int]] = ..., first: _Optional[_Iterable[int]] = ..., upto: _Optional[_Iterable[int]] = ..., table_revision: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetBlockTablesResponse(_message.Message):
-    __slots__ = ("header", "block_size", "sequence", "indptr", "indices", "last_page_len", "refcount", "table_revision")
+    __slots__ = ("header", "block_size", "sequence", "indptr", "indices", "last_page_len", "refcount", "table_revision", "slot_indptr", "slots")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +216,8 @@ class GetBlockTablesResponse(_message.Message):
     LAST_PAGE_LEN_FIELD_NUMBER: _ClassVar[int]
     REFCOUNT_FIELD_NUMBER: _ClassVar[int]
     TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_INDPTR_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     header: ReplyHeader
     block_size: int
     sequence: _containers.RepeatedScalarFieldContainer[int]
@@ -207,7 +226,77 @@ class GetBlockTablesResponse(_message.Message):
     last_page_len: _containers.RepeatedScalarFieldContainer[int]
     refcount: _containers.RepeatedScalarFieldContainer[int]
     table_revision: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., last_page_len: _Optional[_Iterable[int]] = ..., refcount: _Optional[_Iterable[int]] = ..., table_revision: _Optional[_Iterable[int]] = ...) -> None: ...
+    slot_indptr: _containers.RepeatedScalarFieldContainer[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., block_size: _Optional[int] = ..., sequence: _Optional[_Iterable[int]] = ..., indptr: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., last_page_len: _Optional[_Iterable[int]] = ..., refcount: _Optional[_Iterable[int]] = ..., table_revision: _Optional[_Iterable[int]] = ..., slot_indptr: _Optional[_Iterable[int]] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetSequenceRequest(_message.Message):
+    __slots__ = ("sequence", "first", "upto")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    first: int
+    upto: int
+    def __init__(self, sequence: _Optional[int] = ..., first: _Optional[int] = ..., upto: _Optional[int] = ...) -> None: ...
+
+class GetSequenceResponse(_message.Message):
+    __slots__ = ("header", "state", "tenant", "tokens", "computed", "writable", "blocks", "shared_blocks", "host_blocks", "swapped_out", "table_revision", "priority", "token_ids")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    state: SequenceState
+    tenant: str
+    tokens: int
+    computed: int
+    writable: int
+    blocks: int
+    shared_blocks: int
+    host_blocks: int
+    swapped_out: bool
+    table_revision: int
+    priority: int
+    token_ids: bytes
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., state: _Optional[_Union[SequenceState, str]] = ..., tenant: _Optional[str] = ..., tokens: _Optional[int] = ..., computed: _Optional[int] = ..., writable: _Optional[int] = ..., blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., swapped_out: _Optional[bool] = ..., table_revision: _Optional[int] = ..., priority: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class MatchRequest(_message.Message):
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "extra_keys", "generate")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    tokens: bytes
+    lookahead: bytes
+    adapter: str
+    extra_keys: ExtraKeys
+    generate: bool
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ..., generate: _Optional[bool] = ...) -> None: ...
+
+class MatchResponse(_message.Message):
+    __slots__ = ("header", "cached", "admission", "shortfall")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALL_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    cached: bytes
+    admission: _containers.RepeatedScalarFieldContainer[Admission]
+    shortfall: bytes
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., cached: _Optional[bytes] = ..., admission: _Optional[_Iterable[_Union[Admission, str]]] = ..., shortfall: _Optional[bytes] = ...) -> None: ...
 
 class ResetCacheRequest(_message.Message):
     __slots__ = ()
@@ -300,7 +389,7 @@ class StepBatchRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., atomic: _Optional[bool] = ..., no_wait: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "swap", "pin", "unpin", "reserve", "release")
+    __slots__ = ("create", "append", "commit", "fork", "truncate", "free", "swap", "pin", "unpin", "reserve", "release", "table_revision")
     CREATE_FIELD_NUMBER: _ClassVar[int]
     APPEND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +401,7 @@ class BatchItem(_message.Message):
     UNPIN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
     create: CreateCommand
     append: AppendCommand
     commit: CommitCommand
@@ -323,7 +413,8 @@ class BatchItem(_message.Message):
     unpin: UnpinCommand
     reserve: ReserveCommand
     release: ReleaseCommand
-    def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., swap: _Optional[_Union[SwapCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ..., reserve: _Optional[_Union[ReserveCommand, _Mapping]] = ..., release: _Optional[_Union[ReleaseCommand, _Mapping]] = ...) -> None: ...
+    table_revision: bytes
+    def __init__(self, create: _Optional[_Union[CreateCommand, _Mapping]] = ..., append: _Optional[_Union[AppendCommand, _Mapping]] = ..., commit: _Optional[_Union[CommitCommand, _Mapping]] = ..., fork: _Optional[_Union[ForkCommand, _Mapping]] = ..., truncate: _Optional[_Union[TruncateCommand, _Mapping]] = ..., free: _Optional[_Union[FreeCommand, _Mapping]] = ..., swap: _Optional[_Union[SwapCommand, _Mapping]] = ..., pin: _Optional[_Union[PinCommand, _Mapping]] = ..., unpin: _Optional[_Union[UnpinCommand, _Mapping]] = ..., reserve: _Optional[_Union[ReserveCommand, _Mapping]] = ..., release: _Optional[_Union[ReleaseCommand, _Mapping]] = ..., table_revision: _Optional[bytes] = ...) -> None: ...
 
 class ExtraKeys(_message.Message):
     __slots__ = ("of", "positions", "keys")

@@ -54,6 +54,16 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesResponse.FromString,
                 _registered_method=True)
+        self.GetSequence = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/GetSequence',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceResponse.FromString,
+                _registered_method=True)
+        self.Match = channel.unary_unary(
+                '/pagedkv.v1.BlockManagerService/Match',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.MatchRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.MatchResponse.FromString,
+                _registered_method=True)
         self.GetBlockTables = channel.unary_unary(
                 '/pagedkv.v1.BlockManagerService/GetBlockTables',
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesRequest.SerializeToString,
@@ -128,13 +138,54 @@ class BlockManagerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSequence(self, request, context):
+        """One sequence, in full: of the caller's own tenant, or, for an operator, any.
+
+        | Error                | Code              | Recovery                              |
+        |----------------------|-------------------|---------------------------------------|
+        | SEQUENCE_NOT_FOUND   | NOT_FOUND         | it has ended, is another tenant's, or never was |
+        | TOKENS_PRIVATE       | PERMISSION_DENIED | an operator sees no other tenant's tokens: ask without |
+        | POSITION_OUT_OF_RANGE | INVALID_ARGUMENT | it has fewer tokens                   |
+        | TOO_MANY_TOKENS      | INVALID_ARGUMENT  | at most 262,144: ask in parts         |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE       | no executor ever attached: wait, retry |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Match(self, request, context):
+        """What of prompts is cached now, and whether they would be let in. Takes nothing and promises
+        nothing: not even the order of eviction changes. For routers, and before a create.
+
+        | Error                | Code             | Recovery                               |
+        |----------------------|------------------|----------------------------------------|
+        | COLUMN_LENGTH        | INVALID_ARGUMENT | a column is a whole number of values   |
+        | UNEQUAL_COLUMNS      | INVALID_ARGUMENT | one value a prompt; as many tokens as counts add up to |
+        | NO_TOKENS            | INVALID_ARGUMENT | a prompt has at least one token        |
+        | TOKEN_OUT_OF_RANGE   | INVALID_ARGUMENT | tokens lie in [0, 2^31)                |
+        | COUNT_OUT_OF_RANGE   | INVALID_ARGUMENT | counts lie in [0, 2^31)                |
+        | EXTRA_KEY_POSITION   | INVALID_ARGUMENT | of a prompt's tokens, ascending        |
+        | EXTRA_KEY_LENGTH     | INVALID_ARGUMENT | a key has 1 to 256 bytes               |
+        | TOO_MANY_ITEMS       | INVALID_ARGUMENT | at most 1,024 prompts: ask in parts    |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE      | no executor ever attached: wait, retry |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBlockTables(self, request, context):
-        """Block tables as CSR, the form that FlashInfer's page tables take.
+        """Block tables as CSR, the form that FlashInfer's page tables take; and slots of token ranges.
 
         | Error                | Code               | Recovery                              |
         |----------------------|--------------------|---------------------------------------|
         | SEQUENCE_NOT_FOUND   | NOT_FOUND          | it has ended, is another tenant's, or never was |
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT   | ask for fewer; the limit is in numbers |
+        | UNEQUAL_COLUMNS      | INVALID_ARGUMENT   | one range, one revision a sequence, or none at all |
+        | DUPLICATE_SEQUENCE   | INVALID_ARGUMENT   | name a sequence once                  |
+        | POSITION_NOT_WRITABLE | INVALID_ARGUMENT  | no slots are there: append first      |
+        | TOO_MANY_SLOTS       | INVALID_ARGUMENT   | ask in parts                          |
+        | SEQUENCE_SWAPPED_OUT | FAILED_PRECONDITION | it has no slots: swap it back first  |
+        | TABLE_REVISION_STALE | FAILED_PRECONDITION | the table has changed: read it again |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -264,6 +315,7 @@ class BlockManagerServiceServicer:
         | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
         | RESERVATION_NOT_FOUND | NOT_FOUND         | it has ended, is used up, or never was                 |
         | SEQUENCE_SWAPPED_OUT | FAILED_PRECONDITION | swap it back first                                    |
+        | TABLE_REVISION_STALE | FAILED_PRECONDITION | a table has changed: look at it again                 |
         | REFERENCE_INVALID   | FAILED_PRECONDITION | what it refers to was not made: see that item          |
         | OUT_OF_HOST_SLOTS   | RESOURCE_EXHAUSTED  | swap fewer out, or free some that are there            |
         | OUT_OF_BLOCKS       | RESOURCE_EXHAUSTED  | free or truncate; the numbers say how many             |
@@ -299,6 +351,16 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     servicer.ListSequences,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesResponse.SerializeToString,
+            ),
+            'GetSequence': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSequence,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceResponse.SerializeToString,
+            ),
+            'Match': grpc.unary_unary_rpc_method_handler(
+                    servicer.Match,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.MatchRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.MatchResponse.SerializeToString,
             ),
             'GetBlockTables': grpc.unary_unary_rpc_method_handler(
                     servicer.GetBlockTables,
@@ -400,6 +462,60 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/ListSequences',
             pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.ListSequencesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSequence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/GetSequence',
+            pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.GetSequenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Match(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/Match',
+            pagedkv_dot_v1_dot_block__manager__pb2.MatchRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.MatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
