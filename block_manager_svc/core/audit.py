@@ -7,6 +7,7 @@ from dataclasses import astuple
 import numpy as np
 
 from block_manager_svc.core.extra_keys import by_block
+from block_manager_svc.core.moves import entries_of
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
 from block_manager_svc.core.prefix_index import NO_NODE
@@ -52,7 +53,13 @@ def _rows(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
             wrong.append(f"{name} has extra keys for positions {keyed[0][0]} to {keyed[-1][0]}, {length} tokens")
         table = s.tables.values(row, blocks)
         device, end = pool.num_blocks, pool.num_blocks + pool.num_host
-        outside = table[(table < 1) | (table >= end) | (table == device)]
+        first, gone = -(-int(s.sinks[row]) // block_size), int(s.gone[row])
+        wrong += [
+            f"entry {i} of {name} is {'null' if null else f'block {table[i]}'}, entries {first} to {gone} are given up"
+            for i, null in enumerate((table == 0).tolist())
+            if null != (first <= i < gone)
+        ]
+        outside = table[(table < 0) | (table >= end) | (table == device)]
         if outside.size:
             wrong.append(
                 f"the table of {name} names block {outside[0]}, outside 1 to {device - 1}, or {end - 1} on host"
@@ -71,10 +78,11 @@ def _references(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
     named = np.zeros(pool.refcount.size, np.int64)
     for row in s.alive().tolist():
         table = s.tables.values(row, int(s.blocks[row]))
+        table = table[table > 0]
         blocks, times = np.unique(table, return_counts=True)
         wrong += [f"the table of sequence {s.id[row]} names block {b} twice" for b in blocks[times > 1]]
         np.add.at(named, table, 1)
-        behind = table[-(-int(s.computed[row]) // block_size) :]
+        behind = s.tables.values(row, int(s.blocks[row]))[-(-int(s.computed[row]) // block_size) :]
         wrong += [
             f"block {b} of sequence {s.id[row]} holds nothing computed: refcount {pool.refcount[b]}, "
             f"{'sealed' if pool.sealed[b] else 'not sealed'}"
@@ -192,7 +200,7 @@ def _accounts(s: Sequences, pool: BlockPool) -> list[str]:
         return []
     holders: dict[int, set[int]] = {}
     for row in s.alive().tolist():
-        for place in s.tables.values(row, int(s.blocks[row])).tolist():
+        for place in entries_of(s, np.array([row]), s.blocks[[row]]).tolist():
             holders.setdefault(place, set()).add(int(s.tenant[row]))
     idle = (pool.indexed & (pool.refcount == 0)).nonzero()[0]
     counted = {name: np.zeros(len(accounts.caches), np.int64) for name in ("charged", "joint", "host", "host_joint")}
@@ -237,6 +245,9 @@ def _contents(s: Sequences, pool: BlockPool, block_size: int) -> list[str]:
         full = int(s.computed[row]) // block_size
         node = pool.index.serial(int(s.root[row]))
         for place, block in enumerate(table):
+            if not block:  # given up: which node stands for it is not known here
+                node = 0
+                continue
             own, keys = _held(s, row, place, block_size, int(s.computed[row]))
             if place < full and not pool.sealed[block]:
                 wrong.append(f"block {block} of {name} is full and computed, and not sealed")

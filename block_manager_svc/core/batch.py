@@ -188,6 +188,8 @@ class _Batch:
             reservation=self._reservation(command.reservation),
             most=self._slots,
             extra=command.extra,
+            window=command.window,
+            sinks=command.sinks,
         )
         self._slots -= begun.slots.size
         self._named.append(begun.sequences)

@@ -15,6 +15,7 @@ from block_manager_svc.core.promises import Promises
 from block_manager_svc.core.results import Begun
 from block_manager_svc.core.step import I64
 from block_manager_svc.core.tail import check_slots, slots
+from block_manager_svc.core.windows import check_window, in_sight, set_window
 
 
 class Beginnings(Promises):
@@ -31,17 +32,21 @@ class Beginnings(Promises):
         tenant: int = 0,
         retention: Retention | None = None,
         extra: ExtraKeys | None = None,
+        window: int = 0,
+        sinks: int = 0,
     ) -> int:
         """A new sequence of `tokens` (at least one, int32). It takes no block. Returns its id, never used again.
 
         owner: whose it is, for `check_owner`. tenant: who is charged for its blocks. retention: of the blocks that it
         seals, finds or has moved; without one it leaves these as they are. extra: its extra keys, at place 0.
-        Children of a fork have all as their parent.
+        window, sinks: positions that each position sees, itself among them (0: all), and those that all see; blocks out
+        of sight are given up as soon as `commit` makes them so. Children of a fork have all as their parent.
         """
         content = token_ids(tokens)
         if not content.size:
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
         keyed = by_place(extra, np.array([0]), np.array([content.size]))
+        check_window(window, sinks)
         self._check_tenant(tenant)
         s = self._sequences
         sequence = s.add()
@@ -50,6 +55,7 @@ class Beginnings(Promises):
         s.length[row] = content.size
         s.root[row] = s.node[row] = self._pool.index.root(namespace)
         s.owner[row], s.tenant[row] = owner, tenant
+        set_window(s, np.array([row]), window, sinks)
         self._retentions.begin(np.array([sequence]), retention)
         if keyed:
             s.extra[sequence] = keyed[0]
@@ -69,6 +75,8 @@ class Beginnings(Promises):
         reservation: int = 0,
         retention: Retention | None = None,
         extra: ExtraKeys | None = None,
+        window: int = 0,
+        sinks: int = 0,
         most: int | None = None,
     ) -> Begun:
         """New sequences, counts[i] of `tokens` (int32) each, with all their blocks: `create`, `reuse`, `grow` in one.
@@ -85,6 +93,7 @@ class Beginnings(Promises):
         if (count == 0).any():
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
         keyed = by_place(extra, np.zeros_like(count), count)
+        check_window(window, sinks)
         self._check_tenant(tenant)
         s, pool, size = self._sequences, self._pool, self.block_size
         root = pool.index.root(namespace)
@@ -97,7 +106,8 @@ class Beginnings(Promises):
         blocks = np.array([hits.size for _, hits in found], np.int64)
         cached, upto = blocks * size, count + ahead
         check_slots(int((upto - cached).sum()), most)
-        distinct = np.unique(np.concatenate([hits for _, hits in found])) if found else blocks
+        seen = [in_sight(size, window, sinks, hits) for _, hits in found]
+        distinct = np.unique(np.concatenate([hits[hits > 0] for hits in seen])) if seen else blocks
         new = int(((upto + (size - 1)) // size - blocks).sum())
         promised = self._promised(reservation, owner, tenant)
         admission = judge(
@@ -114,15 +124,18 @@ class Beginnings(Promises):
         self._draw(reservation, promised, new)
         ids = np.array([s.add() for _ in prompts], np.int64)
         rows = s.rows(ids)
-        for row, prompt, (node, hits) in zip(rows.tolist(), prompts, found, strict=True):
+        for row, prompt, (node, _), hits in zip(rows.tolist(), prompts, found, seen, strict=True):
             s.tokens.open(row, prompt)
             s.node[row] = node
             if hits.size:
-                pool.share(hits, tenant)
+                pool.share(hits[hits > 0], tenant)
                 s.tables.open(row, hits)
         pool.obey_quotas()
         s.length[rows], s.computed[rows], s.writable[rows], s.blocks[rows] = count, cached, upto, blocks
         s.root[rows], s.owner[rows], s.tenant[rows] = root, owner, tenant
+        set_window(s, rows, window, sinks)
+        if window:
+            s.gone[rows] = np.maximum((cached + 1 - window) // size, 0)
         self._retentions.begin(ids, retention)
         for place, keys in keyed.items():
             s.extra[int(ids[place])] = keys
@@ -151,17 +164,21 @@ class Beginnings(Promises):
                 blocks=int(s.blocks[row]),
             )
         self._residency.check_on_device(s, np.array([row]))
-        node, blocks = find_own(s, self._pool, self.block_size, row)
+        node, found = find_own(s, self._pool, self.block_size, row)
+        blocks = in_sight(self.block_size, int(s.window[row]), int(s.sinks[row]), found)
         if blocks.size:
             tenant = int(s.tenant[row])
-            self._check_found(blocks, tenant)
-            self._pool.share(blocks, tenant)
+            held = blocks[blocks > 0]
+            self._check_found(held, tenant)
+            self._pool.share(held, tenant)
             self._pool.obey_quotas()
             self._pool.note_peaks()
             s.tables.open(row, blocks)
             self._retentions.apply(s, self._pool, np.array([row]), np.array([0]), np.array([blocks.size]))
             s.blocks[row] = blocks.size
             s.computed[row] = s.writable[row] = blocks.size * self.block_size
+            if s.window[row]:
+                s.gone[row] = max(0, (s.computed[row] + 1 - s.window[row]) // self.block_size)
             s.node[row] = node
         self.revision += 1
         if blocks.size:
@@ -186,7 +203,7 @@ class Beginnings(Promises):
             s.tokens.open(row, tokens)
             if blocks:
                 s.tables.open(row, entries)
-        for name in ("length", "computed", "node", "root", "owner", "tenant"):
+        for name in ("length", "computed", "node", "root", "owner", "tenant", "window", "sinks", "gone"):
             values = getattr(s, name)
             values[rows] = values[parent]
         s.blocks[rows] = blocks
@@ -194,6 +211,9 @@ class Beginnings(Promises):
         self._retentions.fork(sequence, children)
         if (keyed := s.extra.get(sequence)) is not None:
             s.extra.update(dict.fromkeys(children.tolist(), keyed))
+        if s.window[parent]:
+            s.windowed += count
+            entries = entries[entries > 0]
         self._pool.share(entries.astype(np.int64), int(s.tenant[parent]), count)
         if s.away[parent]:
             self._residency.fork(s, parent, rows)

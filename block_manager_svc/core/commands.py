@@ -41,6 +41,8 @@ class Create:
     reservation: int = 0
     retention: Retention | None = None
     extra: ExtraKeys | None = None
+    window: int = 0
+    sinks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from block_manager_svc.core.step import I64
 
 
 def entries_of(s: Sequences, rows: I64, count: I64) -> I64:
-    """The first count[i] entries of each row's table, one row after another."""
+    """Of the first count[i] entries of each row's table those that are not null, one row after another."""
     if not rows.size:
         return np.empty(0, np.int64)
     entries: I64 = s.tables.gather(rows, np.zeros_like(count), count).astype(np.int64)
-    return entries
+    return entries[entries > 0]
 
 
 def distinct(places: I64) -> I64:

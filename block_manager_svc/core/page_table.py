@@ -35,6 +35,7 @@ from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import check_slots, give_back, slots, surplus
+from block_manager_svc.core.windows import check_in_sight, give_up
 
 _NONE = np.empty(0, np.int64)
 
@@ -205,6 +206,7 @@ class PageTable(Beginnings):
 
         What was computed below stays. A block that is sealed and only partly kept can be found until it is written.
         InvalidArgument LENGTH_OUT_OF_RANGE: not within 1 and the tokens that are known.
+        FailedPrecondition WINDOW_PASSED: what its window would reach then was given up.
         """
         s, size = self._sequences, self.block_size
         ids = integers(sequences, "sequences")
@@ -221,6 +223,9 @@ class PageTable(Beginnings):
                 asked=asked,
                 length=known,
             )
+        if s.windowed:
+            check_in_sight(s, size, rows, to)
+            s.gone[rows] = np.minimum(s.gone[rows], (to + (size - 1)) // size)
         computed = s.computed[rows]
         kept = np.minimum(computed, to)
         pages = (to + (size - 1)) // size
@@ -242,6 +247,8 @@ class PageTable(Beginnings):
     def commit(self, sequences: Integers, upto: Integers) -> None:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
 
+        Of a sequence with a window, what no position from upto[i] on sees is given up.
+
         InvalidArgument UPTO_NOT_WRITABLE: upto lies beyond the tokens known, or beyond what `extend` or `grow` made
         writable.
         """
@@ -262,6 +269,8 @@ class PageTable(Beginnings):
             self._retentions.apply(s, self._pool, *sealing)
         s.computed[rows] = to
         self.revision += 1
+        if s.windowed and (changed := give_up(s, self._pool, self.block_size, rows, to)).size:
+            s.mark(changed, self.revision)
 
     def drop(self, sequences: Integers) -> None:
         """Preemption by recomputation: gives all blocks back and keeps the tokens; nothing is computed any more."""
@@ -269,7 +278,7 @@ class PageTable(Beginnings):
         rows = s.rows(integers(sequences, "sequences"))
         self._release(rows)
         s.tables.close(rows)
-        for values in (s.blocks, s.computed, s.writable):
+        for values in (s.blocks, s.computed, s.writable, s.gone):
             values[rows] = 0
         s.node[rows] = s.root[rows]
         self.revision += 1
@@ -396,7 +405,12 @@ class PageTable(Beginnings):
         blocks = s.blocks[rows]
         # Tail before head: a block that is found only behind another goes before that other.
         tables = [s.tables.values(row, n)[::-1] for row, n in zip(rows.tolist(), blocks.tolist(), strict=True)]
+        if not tables:
+            return
+        held, who = np.concatenate(tables).astype(np.int64), np.repeat(s.tenant[rows], blocks)
+        if s.windowed:
+            held, who = held[held > 0], who[held > 0]
         if len(tables) == 1:
-            self._pool.release(tables[0].astype(np.int64), np.repeat(s.tenant[rows], blocks))
-        elif tables:
-            self._pool.release_repeated(np.concatenate(tables).astype(np.int64), np.repeat(s.tenant[rows], blocks))
+            self._pool.release(held, who)
+        else:
+            self._pool.release_repeated(held, who)

@@ -17,6 +17,7 @@ from block_manager_svc.core.retentions import Retentions
 from block_manager_svc.core.sequences import Sequences
 from block_manager_svc.core.step import I32, I64
 from block_manager_svc.core.tail import slots
+from block_manager_svc.core.windows import check_window, in_sight
 
 
 class Reads:
@@ -79,20 +80,24 @@ class Reads:
         *,
         tenant: int = 0,
         extra: ExtraKeys | None = None,
+        window: int = 0,
+        sinks: int = 0,
     ) -> Admission:
         """Whether `begin` would let in one sequence of `tokens` (int32, at least one) now. Takes nothing."""
         pool, size = self._pool, self.block_size
         content = token_ids(tokens)
         if not content.size:
             raise InvalidArgument("NO_TOKENS", "a sequence has at least one token, 0 are given", tokens=0)
+        check_window(window, sinks)
         keyed = by_place(extra, np.array([0]), np.array([content.size]))
         whole = (content.size - 1) // size * size
         _, blocks = find(pool, pool.index.root(namespace), content[:whole], keyed.get(0, ()))
+        seen = in_sight(size, window, sinks, blocks)
         total = -(-(content.size + lookahead) // size)
         return judge(
             pool,
             tenant,
-            blocks,
+            seen[seen > 0],
             new=total - blocks.size,
             cached=blocks.size * size,
             watermark=self.watermark,
@@ -196,7 +201,8 @@ class Reads:
     def slots(self, sequences: Integers, first: Integers, upto: Integers) -> tuple[I64, I64]:
         """block * block_size + offset of positions [first[i], upto[i]) of each, as CSR: indptr, slots.
 
-        InvalidArgument POSITION_NOT_WRITABLE: there are no slots for some. FailedPrecondition SEQUENCE_SWAPPED_OUT.
+        InvalidArgument POSITION_NOT_WRITABLE: there are no slots for some. FailedPrecondition SEQUENCE_SWAPPED_OUT, or
+        WINDOW_PASSED: blocks of some were given up.
         """
         s, size = self._sequences, self.block_size
         ids = integers(sequences, "sequences")
@@ -217,7 +223,18 @@ class Reads:
             )
         indptr = np.zeros(ids.size + 1, np.int64)
         np.cumsum(end - begin, out=indptr[1:])
-        return indptr, slots(s, size, rows, begin, end)
+        found = slots(s, size, rows, begin, end)
+        if s.windowed and (null := (found < size).nonzero()[0]).size:
+            i = int(indptr.searchsorted(null[0], "right")) - 1
+            sequence, position = int(ids[i]), int(begin[i] + null[0] - indptr[i])
+            raise FailedPrecondition(
+                "WINDOW_PASSED",
+                f"position {position} of sequence {sequence} is out of sight, and its block was given up",
+                sequence=sequence,
+                length=position,
+                least=int(s.gone[rows[i]]) * size,
+            )
+        return indptr, found
 
     def facts(self, sequence: int) -> Facts:
         """What is known of one sequence."""
@@ -228,7 +245,7 @@ class Reads:
             tokens=int(s.length[row]),
             computed=int(s.computed[row]),
             writable=int(s.writable[row]),
-            blocks=entries.size,
+            blocks=int(np.count_nonzero(entries)),
             shared_blocks=int(np.count_nonzero(self._pool.refcount[entries] > 1)),
             host_blocks=int(np.count_nonzero(entries >= self.num_blocks)),
             swapped_out=bool(s.away[row]),

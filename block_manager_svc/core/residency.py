@@ -101,7 +101,8 @@ class Residency:
             self._forget(int(s.id[row]), s.tables.values(row, int(s.blocks[row])))
         for row in plan.leaving.tolist():
             entries = s.tables.values(row, int(s.blocks[row]))
-            for place in entries[(entries < pool.num_blocks) | (pool.refcount[entries] > 1)].tolist():
+            kept = (entries > 0) & ((entries < pool.num_blocks) | (pool.refcount[entries] > 1))
+            for place in entries[kept].tolist():
                 self._holders.setdefault(place, []).append(int(s.id[row]))
         return ops, np.unique(changed)
 
@@ -110,7 +111,7 @@ class Residency:
         s.away[children] = 1
         self.away += children.size
         ids = s.id[children].tolist()
-        for place in s.tables.values(int(children[0]), int(s.blocks[children[0]])).tolist():
+        for place in entries_of(s, children[:1], s.blocks[children[:1]]).tolist():
             self._holders.setdefault(place, [int(s.id[parent])]).extend(ids)
 
     def release(self, s: Sequences, rows: I64, pages: I64) -> None:
@@ -132,7 +133,7 @@ class Residency:
             wrong.append(f"{len(away)} sequences are swapped out, {self.away} are counted")
         named: dict[int, list[int]] = {}
         for row in away:
-            for place in s.tables.values(row, int(s.blocks[row])).tolist():
+            for place in entries_of(s, np.array([row]), s.blocks[[row]]).tolist():
                 named.setdefault(place, []).append(int(s.id[row]))
         for place, ids in named.items():
             known = self._holders.get(place, ids if place >= pool.num_blocks and len(ids) == 1 else [])

@@ -16,7 +16,22 @@ from block_manager_svc.core.extra_keys import Keyed
 from block_manager_svc.core.ragged import RaggedArena
 from block_manager_svc.core.step import I64
 
-_COLUMNS = ("id", "length", "computed", "writable", "blocks", "node", "root", "away", "owner", "tenant", "changed")
+_COLUMNS = (
+    "id",
+    "length",
+    "computed",
+    "writable",
+    "blocks",
+    "node",
+    "root",
+    "away",
+    "owner",
+    "tenant",
+    "window",
+    "sinks",
+    "gone",
+    "changed",
+)
 
 
 class Sequences:
@@ -31,6 +46,9 @@ class Sequences:
     root      of the prefix index, the namespace's
     owner     whose it is, as its creator said
     tenant    who is charged for its blocks
+    window    positions that each position sees, itself among them; 0: all. See windows
+    sinks     positions, from the first, that all see
+    gone      entries below it, behind those of the sinks, are given up and null
     changed   revision of the page table at which the entries of the block table last changed
     away      1: swapped out; its blocks are on the host, but for those that a sequence on the device shares
     """
@@ -48,6 +66,7 @@ class Sequences:
         "extra",
         "tables",
         "tokens",
+        "windowed",
     )
 
     id: I64
@@ -60,6 +79,9 @@ class Sequences:
     owner: I64
     tenant: I64
     changed: I64
+    window: I64
+    sinks: I64
+    gone: I64
     away: I64
 
     def __init__(self, capacity: int = 64, *, first: int = 1) -> None:
@@ -74,6 +96,7 @@ class Sequences:
         self.tables = RaggedArena(capacity, least=4)
         self.extra: dict[int, Keyed] = {}  # sequence -> its extra keys, of those that have some
         self.events: EventLog | None = None
+        self.windowed = 0  # sequences that have a window
         # The batch that was resolved last, and its rows: an engine names the same sequences call after call.
         self._last_key: bytes | None = None
         self._last = np.empty(0, np.int64)
@@ -112,6 +135,8 @@ class Sequences:
         self.tables.close(rows)
         if self.events is not None:
             self.events.ended(self.id[rows])
+        if self.windowed:
+            self.windowed -= int(np.count_nonzero(self.window[rows]))
         for sequence in self.id[rows].tolist() if self.extra else ():
             self.extra.pop(sequence, None)
         self.id[rows] = 0

@@ -34,6 +34,8 @@ def give_back(s: Sequences, pool: BlockPool, rows: I64, pages: I64, blocks: I64)
     if blocks.size:
         who = np.repeat(s.tenant[rows], np.maximum(s.blocks[rows] - pages, 0))[::-1]
         s.blocks[rows] = np.minimum(s.blocks[rows], pages)
+        if s.windowed:
+            blocks, who = blocks[blocks > 0], who[blocks > 0]
         pool.release_repeated(blocks, who)
 
 

@@ -145,7 +145,15 @@ def match(table: PageTable, m: pb.MatchRequest, namespace: bytes, header: pb.Rep
     lookahead = count_column(lookahead, "lookahead", counts.size)
     keys, tenant, end = extra_keys(m), caller().tenant.account, counts.cumsum().tolist()
     judged = [
-        table.admission(tokens[e - n : e], ahead, namespace, tenant=tenant, extra=_of(keys, i))
+        table.admission(
+            tokens[e - n : e],
+            ahead,
+            namespace,
+            tenant=tenant,
+            extra=_of(keys, i),
+            window=m.window,
+            sinks=m.sinks,
+        )
         for i, (e, n, ahead) in enumerate(zip(end, counts.tolist(), lookahead.tolist(), strict=True))
     ]
     return pb.MatchResponse(

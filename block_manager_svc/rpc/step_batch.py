@@ -127,6 +127,8 @@ def _create(m: pb.CreateCommand, now: int) -> commands.Create:
         wire_id(m.reservation),
         Retention(m.priority, m.priority_ttl_ms or None) if m.HasField("priority") else None,
         extra_keys(m),
+        m.window,
+        m.sinks,
     )
 
 

@@ -49,7 +49,19 @@ class ModelSequence:
     table: list[int] = field(default_factory=list)
     away: bool = False  # swapped out
     tenant: int = 0
+    window: int = 0  # positions that each sees, itself among them; 0: all
+    sinks: int = 0  # positions that all see
     node: object = None  # of the index, after the computed full blocks; None: what follows is not indexed
+
+    @property
+    def held(self) -> list[int]:
+        """Its blocks, without the null entries of what it gave up."""
+        return [block for block in self.table if block]
+
+    def sees(self, entry: int, size: int, following: int) -> bool:
+        """Whether a position from `following` on sees one of this entry's positions."""
+        positions = range(entry * size, (entry + 1) * size)
+        return not self.window or any(p > following - self.window or p < self.sinks for p in positions)
 
 
 class Model:
@@ -90,7 +102,7 @@ class Model:
         self._nodes = itertools.count()
 
     def refcount(self, block: int) -> int:
-        return sum(s.table.count(block) for s in self.sequences.values())
+        return sum(s.table.count(block) for s in self.sequences.values()) if block else 0
 
     def pinned(self, block: int) -> bool:
         return any((block, self.node_of.get(block)) in held for _, held in self.pins.values())
@@ -144,6 +156,8 @@ class Model:
     def _pop(self, s: ModelSequence) -> int:
         """A sequence gives back its last entry. What one tenant alone holds then is its own."""
         block = s.table.pop()
+        if not block:
+            return block
         holders = {other.tenant for other in self.sequences.values() if block in other.table}
         if s.tenant not in holders and len(holders) == 1 and holders != {self.owner[block]}:
             if block < self.num_blocks:
@@ -232,8 +246,8 @@ class Model:
     def compact(self, sequences: list[int], most: int) -> list[tuple[int, int]]:
         """The copies. Blocks that others hold stay, and so do sequences that are swapped out."""
         chosen = [i for i in sequences if not self.sequences[i].away]
-        held = {b for i in chosen for b in self.sequences[i].table}
-        others = {b for i, s in self.sequences.items() if i not in chosen for b in s.table}
+        held = {b for i in chosen for b in self.sequences[i].held}
+        others = {b for i, s in self.sequences.items() if i not in chosen for b in s.held}
         # Pairs are made of what is free before: what moves vacates no place for another.
         pairs = zip(sorted(held - others, reverse=True)[:most], sorted(self.free_blocks), strict=False)
         to = {block: place for block, place in pairs if place < block}
@@ -266,14 +280,23 @@ class Model:
         namespace: bytes,
         retention: Retention | None = None,
         tenant: int = 0,
+        window: tuple[int, int] = (0, 0),
     ) -> None:
         self.admit(tenant)
-        self.sequences[sequence] = ModelSequence(list(tokens), namespace, tenant=tenant, node=("root", namespace))
+        s = ModelSequence(list(tokens), namespace, tenant=tenant, node=("root", namespace))
+        s.window, s.sinks = window
+        self.sequences[sequence] = s
         if retention:
             self.retention[sequence] = retention
 
     def admission(
-        self, prompts: list[list[Token]], lookahead: list[int], namespace: bytes, reservation: int = 0, tenant: int = 0
+        self,
+        prompts: list[list[Token]],
+        lookahead: list[int],
+        namespace: bytes,
+        reservation: int = 0,
+        tenant: int = 0,
+        window: tuple[int, int] = (0, 0),
     ) -> tuple[Verdict, int, int]:
         """The verdict, the tokens found, and the blocks that fall short."""
         self.admit(tenant)
@@ -281,14 +304,14 @@ class Model:
         cached = 0
         for tokens, ahead in zip(prompts, lookahead, strict=True):
             _, hits = self._hits(tokens, namespace)
-            found |= set(hits)
+            found |= set(self._in_sight(hits, window)) - {0}
             cached += len(hits) * self.block_size
             new += self._pages(len(tokens) + ahead) - len(hits)
         limit = self.num_blocks - 1 - self.withheld
         most = self.accounts.most(tenant, limit) if self.accounts else limit
         if new + len(found) > most:
             return Verdict.NEVER, cached, new + len(found) - most
-        in_use = any(block < self.num_blocks for s in self.sequences.values() for block in s.table)
+        in_use = any(block < self.num_blocks for s in self.sequences.values() for block in s.held)
         promised, watermark = self.reservations.get(reservation, (0, 0))[1], self.watermark if in_use else 0
         needed = new + self.new_for(list(found), tenant)
         short = max(0, needed - self.available() - promised + watermark)
@@ -309,6 +332,7 @@ class Model:
         namespace: bytes,
         reservation: int = 0,
         tenant: int = 0,
+        window: tuple[int, int] = (0, 0),
     ) -> None:
         hits = [self._hits(tokens, namespace) for tokens in prompts]
         new = sum(
@@ -320,11 +344,12 @@ class Model:
             self.reservations[reservation] = until, promised - new
         for sequence, tokens, (node, found) in zip(ids, prompts, hits, strict=True):
             computed = len(found) * self.block_size
-            self._uncache(found)
-            self._take_over(found, tenant)
-            self.sequences[sequence] = ModelSequence(
-                list(tokens), namespace, computed, computed, list(found), tenant=tenant, node=node
-            )
+            seen = self._in_sight(found, window)
+            s = ModelSequence(list(tokens), namespace, computed, computed, seen, tenant=tenant, node=node)
+            s.window, s.sinks = window
+            self._uncache(s.held)
+            self._take_over(s.held, tenant)
+            self.sequences[sequence] = s
         self.obey_quotas()
         upto = [len(tokens) + ahead for tokens, ahead in zip(prompts, lookahead, strict=True)]
         extended = self.extend(ids, upto)
@@ -346,18 +371,46 @@ class Model:
             node = self.node_of[block]
         return node, found
 
+    def _in_sight(self, found: list[int], window: tuple[int, int]) -> list[int]:
+        """Blocks of a prefix as a table with this window takes them: null where nothing behind sees them."""
+        s = ModelSequence([], b"", window=window[0], sinks=window[1])
+        size = self.block_size
+        return [block if s.sees(entry, size, len(found) * size) else 0 for entry, block in enumerate(found)]
+
+    def give_up(self, sequences: list[int]) -> None:
+        """After a commit: what no position that is still to be computed sees is given up, the tail first."""
+        given: list[int] = []
+        for sequence in sequences:
+            s = self.sequences[sequence]
+            for entry in reversed(range(s.computed // self.block_size)):
+                if s.table[entry] and not s.sees(entry, self.block_size, s.computed):
+                    s.table.append(s.table[entry])
+                    s.table[entry] = 0
+                    given.append(self._pop(s))
+        for i, block in enumerate(given):
+            if block and block not in given[i + 1 :] and self.refcount(block) == 0:
+                self._give_back(block)
+
+    def passed(self, sequence: int, length: int) -> bool:
+        """Whether a cut to this length would see what was given up."""
+        s = self.sequences[sequence]
+        entries = enumerate(s.table[: self._pages(length)])
+        return any(not block and s.sees(entry, self.block_size, length) for entry, block in entries)
+
     def reuse(self, sequence: int) -> int | None:
         """None: its tenant may not take what is found."""
-        node, found = self.hits(sequence)
+        node, whole = self.hits(sequence)
         s = self.sequences[sequence]
+        seen = self._in_sight(whole, (s.window, s.sinks))
+        found = [block for block in seen if block]
         if self.accounts and found:
             more, idle = self.accounts.change(found, s.tenant), sum(block in self.cached for block in found)
             if not self.fits(more, idle, self.accounts.joins(found, s.tenant)):
                 return None
         self._uncache(found)
         self._take_over(found, s.tenant)
-        s.table = found
-        s.computed = s.writable = len(found) * self.block_size
+        s.table = seen
+        s.computed = s.writable = len(seen) * self.block_size
         s.node = node
         self.obey_quotas()
         self._retain(sequence, found)
@@ -463,7 +516,7 @@ class Model:
         if sequence in self.retention:
             self.retention[child] = self.retention[sequence]
         self.sequences[child] = ModelSequence(
-            list(s.tokens), s.namespace, s.computed, s.computed, held, away=s.away, tenant=s.tenant, node=s.node
+            list(s.tokens), s.namespace, s.computed, s.computed, held, s.away, s.tenant, s.window, s.sinks, s.node
         )
 
     def swap(self, out: list[int], in_: list[int]) -> list[tuple[str, int, int]] | str:
@@ -477,6 +530,7 @@ class Model:
             s = self.sequences[i]
             kept = s.table[: self._pages(s.computed)]
             back[s.tenant] += len(s.table) - len(kept)
+            kept = [block for block in kept if block]
             for block in kept:
                 holders = {k for k, other in self.sequences.items() if block in other.table}
                 if block < self.num_blocks and block not in outs and holders <= after and not self.pinned(block):
@@ -589,7 +643,7 @@ class Model:
             while len(s.table) > self._pages(length):
                 given.append(self._pop(s))
         for i, block in enumerate(given):
-            if block not in given[i + 1 :] and self.refcount(block) == 0:
+            if block and block not in given[i + 1 :] and self.refcount(block) == 0:
                 self._give_back(block)
 
     def _is_alive(self, node: object) -> bool:
@@ -615,7 +669,7 @@ class Model:
     def _cut(self, s: ModelSequence, pages: int) -> None:
         while len(s.table) > pages:  # the tail first
             block = self._pop(s)
-            if self.refcount(block) == 0:
+            if block and self.refcount(block) == 0:
                 self._give_back(block)
 
     def _give_back(self, block: int) -> None:
@@ -720,7 +774,7 @@ class Model:
         """Asserts that `table` is in the state that this model is in."""
         ids = sorted(self.sequences)
         assert table.sequences().tolist() == ids
-        held = {b for s in self.sequences.values() for b in s.table}
+        held = {b for s in self.sequences.values() for b in s.held}
         counts = [self.refcount(block) for block in held if block < self.num_blocks]
         host = [self.refcount(block) for block in held if block >= self.num_blocks]
         columns = table.tables(ids)
@@ -823,6 +877,8 @@ class Device:
         """Asserts that every sequence reads back exactly what belongs at its computed positions."""
         for sequence, s in model.sequences.items():
             for position in range(s.computed):
+                if not s.table[position // self.block_size]:
+                    continue
                 held = self.slots[self._slot(s, position)]
                 assert held == (s.namespace, tuple(s.tokens[: position + 1])), (sequence, position)
 

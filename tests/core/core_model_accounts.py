@@ -44,11 +44,11 @@ class ModelAccounts:
 
     def charged(self, tenant: int) -> int:
         m = self.model
-        places = {p for s in m.sequences.values() for p in s.table if p < m.num_blocks} | set(m.node_of)
+        places = {p for s in m.sequences.values() for p in s.held if p < m.num_blocks} | set(m.node_of)
         return self.pending[tenant] + sum(self.is_charged(p, tenant) for p in places if p < m.num_blocks)
 
     def host(self, tenant: int) -> int:
-        places = {p for s in self.model.sequences.values() for p in s.table if p >= self.model.num_blocks}
+        places = {p for s in self.model.sequences.values() for p in s.held if p >= self.model.num_blocks}
         return sum(self.is_charged(p, tenant) for p in places)
 
     def evictable(self, tenant: int) -> int:
@@ -64,7 +64,7 @@ class ModelAccounts:
     def joint(self, tenant: int, on_host: bool) -> int:
         """Places that the tenant is charged for together with others."""
         m = self.model
-        places = {p for s in m.sequences.values() for p in s.table if (p >= m.num_blocks) == on_host}
+        places = {p for s in m.sequences.values() for p in s.held if (p >= m.num_blocks) == on_host}
         return self.pending_joint[tenant] * (-1 if on_host else 1) + sum(
             tenant in self.holders(p) and len(self.holders(p)) > 1 for p in places
         )

@@ -75,6 +75,8 @@ class Walk:
         self.reservation = self.reserved_for = 0  # for the next `grow` or `begin` of this tenant
         self.tenants = self.draw.choice((1, 3))
         self.keyed = self.draw.choice((0, 0, 0.05))  # tokens that have extra keys
+        # Of windows and sinks; whole walks without any too.
+        self.windows = self.draw.choice((((0, 0),), ((0, 0), (0, 0), (6, 0), (9, 3), (1, 0), (20, 8))))
         # Few beginnings, so that prefixes meet.
         self.beginnings = [[self.token() for _ in range(longest // 2)] for _ in range(4)]
 
@@ -149,17 +151,31 @@ class Walk:
         prompts = [self.prompt() for _ in range(draw.randint(1, 3))]
         lookahead = [draw.choice((0, 1, 5)) for _ in prompts]
         tenant, namespace = self.whose()
-        reservation = self.drawn({tenant})
+        reservation, (window, sinks) = self.drawn({tenant}), draw.choice(self.windows)
         flat, extra = plain(token for tokens in prompts for token in tokens), keys_of(*prompts)
-        judged = self.model.admission(prompts, lookahead, namespace, reservation, tenant) if self.model else None
+        judged = (
+            self.model.admission(prompts, lookahead, namespace, reservation, tenant, (window, sinks))
+            if self.model
+            else None
+        )
         if self.model and len(prompts) == 1:
-            told = self.table.admission(flat, lookahead[0], namespace, tenant=tenant, extra=extra)
-            expected = self.model.admission(prompts, lookahead, namespace, tenant=tenant)
+            told = self.table.admission(
+                flat, lookahead[0], namespace, tenant=tenant, extra=extra, window=window, sinks=sinks
+            )
+            expected = self.model.admission(prompts, lookahead, namespace, tenant=tenant, window=(window, sinks))
             assert (told.verdict, told.cached, told.shortfall) == expected
         lengths = [len(tokens) for tokens in prompts]
         try:
             begun = self.table.begin(
-                lengths, flat, lookahead, namespace, reservation=reservation, tenant=tenant, extra=extra
+                lengths,
+                flat,
+                lookahead,
+                namespace,
+                reservation=reservation,
+                tenant=tenant,
+                extra=extra,
+                window=window,
+                sinks=sinks,
             )
         except ResourceExhausted as refusal:
             verdict = Verdict.LATER if isinstance(refusal, OutOfBlocks) else Verdict.NEVER
@@ -169,7 +185,7 @@ class Walk:
         ids, cached = begun.sequences.tolist(), begun.cached.tolist()
         if self.model and judged:
             assert (judged[0], judged[1]) == (Verdict.OK, sum(cached))
-            self.model.begin(ids, prompts, lookahead, namespace, reservation, tenant)
+            self.model.begin(ids, prompts, lookahead, namespace, reservation, tenant, (window, sinks))
         for sequence, tokens, found in zip(ids, prompts, cached, strict=True):
             self.hold(sequence, tokens, namespace, tenant).computed = found
         self.counts["begin"] += 1
@@ -177,11 +193,13 @@ class Walk:
     def create(self) -> None:
         tokens, (tenant, namespace) = self.prompt(), self.whose()
         retention = self.draw.choice((None, None, Retention(self.draw.randrange(101), self.draw.choice((None, 1, 30)))))
-        extra = keys_of(tokens)
-        sequence = self.table.create(plain(tokens), namespace, retention=retention, tenant=tenant, extra=extra)
+        extra, (window, sinks) = keys_of(tokens), self.draw.choice(self.windows)
+        sequence = self.table.create(
+            plain(tokens), namespace, retention=retention, tenant=tenant, extra=extra, window=window, sinks=sinks
+        )
         held = self.hold(sequence, tokens, namespace, tenant)
         if self.model:
-            self.model.create(sequence, tokens, namespace, retention, tenant)
+            self.model.create(sequence, tokens, namespace, retention, tenant, (window, sinks))
         expected = self.model.reuse(sequence) if self.model else None
         try:
             held.computed = self.table.reuse(sequence)
@@ -256,6 +274,8 @@ class Walk:
             self.held[sequence].computed = to
             if self.model:
                 self.model.commit(sequence, to)
+        if self.model:
+            self.model.give_up(some)
         self.counts["commit"] += 1
 
     def swap(self, some: list[int]) -> None:
@@ -293,7 +313,16 @@ class Walk:
 
     def truncate(self, some: list[int]) -> None:
         lengths = [max(1, len(self.held[i].hashes) - self.draw.choice((0, 1, 2, 5, 20))) for i in some]
-        self.table.truncate(some, lengths)
+        revision = self.table.revision
+        passed = self.model and any(self.model.passed(i, length) for i, length in zip(some, lengths, strict=True))
+        try:
+            self.table.truncate(some, lengths)
+        except FailedPrecondition:
+            assert self.table.revision == revision
+            assert passed is not False
+            self.counts["window passed"] += 1
+            return
+        assert not passed
         for sequence, length in zip(some, lengths, strict=True):
             held = self.held[sequence]
             del held.hashes[length:], held.tokens[length:]
@@ -410,6 +439,8 @@ class Walk:
             first, upto = place * size, min((place + 1) * size, held.computed)
             if first >= upto:
                 break
+            if not block:  # given up
+                continue
             found = self.device.slots[block * size : block * size + upto - first]
             assert found == held.hashes[first:upto], (sequence, place, block)
 

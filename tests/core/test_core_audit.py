@@ -204,7 +204,7 @@ def end_outside(table: PageTable) -> None:
         # what tables share
         (set_entry(1, 2, 1), r"the table of sequence 1 names block 1 twice"),
         (set_entry(1, 2, 99), r"the table of sequence 1 names block 99, outside 1 to 11"),
-        (set_entry(1, 2, 0), r"the table of sequence 1 names block 0, outside 1 to 11"),
+        (set_entry(1, 2, 0), r"entry 2 of sequence 1 is null, entries 0 to 0 are given up"),
         (set_extra(1, 5), r"block 2 is indexed with other content than sequence 1 has at 4"),
         (set_extra(2, 9), r"sequence 2 and sequence 1 share block 3, they differ before 10"),
         (set_extra(1, 99), r"sequence 1 has extra keys for positions 99 to 99, \d+ tokens"),

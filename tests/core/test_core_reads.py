@@ -10,7 +10,7 @@ from block_manager_svc.core import PageTable, Retention
 from block_manager_svc.core.batch import execute
 from block_manager_svc.core.commands import Create, Expecting, Free, Swap, Truncate
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, SequenceNotFound
-from block_manager_svc.core.results import Facts
+from block_manager_svc.core.results import Facts, Layout
 
 
 @pytest.fixture
@@ -98,3 +98,17 @@ def test_a_command_that_expects_another_revision_changes_nothing(table: PageTabl
 def test_a_prompt_of_no_token_has_no_admission(table: PageTable) -> None:
     with pytest.raises(InvalidArgument, match="at least one token"):
         table.admission([])
+
+
+def test_the_layout_tells_runs_of_free_blocks(table: PageTable) -> None:
+    assert table.layout() == Layout(1, 12, 3)
+    other = table.create(prompt(*range(50, 62)))
+    run(table, other)
+    table.free([1, 2])
+    table.reset_cache()
+    assert table.layout() == Layout(2, 9, 6)
+    table.free([other])
+    table.reset_cache()
+    assert table.layout() == Layout(1, 15, 0)
+    run(table, table.create(prompt(*range(60))))
+    assert table.layout() == Layout(0, 0, 15)

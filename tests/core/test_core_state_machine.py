@@ -26,6 +26,8 @@ NUM_BLOCKS = 12
 # Two tokens and few blocks, so that prefixes meet, blocks run out and children write where their parents did.
 PLAIN = st.integers(0, 1)
 TOKENS = st.sampled_from([0, 1, 0, 1, 0, 1, (1, b"k")])
+# Of a window, and of sinks.
+WINDOWS = st.sampled_from([(0, 0), (0, 3), (1, 0), (3, 0), (5, 2), (8, 5)])
 RETENTIONS = st.sampled_from(
     [None, Retention(1), Retention(35, 5), Retention(90, 4), Retention(80, 9), Retention(0, 1)]
 )
@@ -71,14 +73,19 @@ class PageTableMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.sequences) < 6)
     @rule(
         tokens=st.lists(TOKENS, min_size=1, max_size=14),
+        window=WINDOWS,
         namespace=st.sampled_from([b"", b"", b"", b"other"]),
         retention=RETENTIONS,
     )
-    def create(self, tokens: list[Token], namespace: bytes, retention: Retention | None) -> None:
-        sequence = self.table.create(plain(tokens), namespace, retention=retention, extra=keys_of(tokens))
+    def create(
+        self, tokens: list[Token], namespace: bytes, retention: Retention | None, window: tuple[int, int]
+    ) -> None:
+        sequence = self.table.create(
+            plain(tokens), namespace, retention=retention, extra=keys_of(tokens), window=window[0], sinks=window[1]
+        )
         assert sequence not in self.model.sequences
         assert sequence not in self.ended
-        self.model.create(sequence, tokens, namespace, retention)
+        self.model.create(sequence, tokens, namespace, retention, window=window)
 
     @precondition(lambda self: len(self.model.sequences) < 6)
     @rule(
@@ -98,6 +105,7 @@ class PageTableMachine(RuleBasedStateMachine):
             self.device.run(self.model, [sequence], [len(tokens)], extended)
             self.table.commit([sequence], [len(tokens)])
             self.model.commit(sequence, len(tokens))
+            self.model.give_up([sequence])
         if samples:
             for child in self.table.fork(sequence, samples).tolist():
                 self.model.fork(sequence, child)
@@ -141,9 +149,11 @@ class PageTableMachine(RuleBasedStateMachine):
         self.same_extension(sequences, extended, *expected)
         self.device.run(self.model, sequences, upto, extended)
         if committed:
+            self.same()  # the peak is here: a commit may give blocks up
             self.table.commit(sequences, upto)
             for sequence, to in zip(sequences, upto, strict=True):
                 self.model.commit(sequence, to)
+            self.model.give_up(sequences)
 
     def same_extension(
         self,
@@ -189,15 +199,23 @@ class PageTableMachine(RuleBasedStateMachine):
         upto = [len(self.model.sequences[sequence].tokens) for sequence in sequences]
         self.device.run(self.model, sequences, upto, grown.extended)
         if committed:
+            self.same()  # the peak is here: a commit may give blocks up
             self.table.commit(sequences, upto)
             for sequence, to in zip(sequences, upto, strict=True):
                 self.model.commit(sequence, to)
+            self.model.give_up(sequences)
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         sequences = self.some(data)
         lengths = [data.draw(st.integers(1, len(self.model.sequences[sequence].tokens))) for sequence in sequences]
+        if any(self.model.passed(sequence, length) for sequence, length in zip(sequences, lengths, strict=True)):
+            before = snapshot(self.table)
+            with pytest.raises(FailedPrecondition, match="gave up"):
+                self.table.truncate(sequences, lengths)
+            assert snapshot(self.table) == before
+            return
         self.table.truncate(sequences, lengths)
         self.model.truncate(sequences, lengths)
 
@@ -211,6 +229,7 @@ class PageTableMachine(RuleBasedStateMachine):
         self.table.commit(sequences, upto)
         for sequence, to in zip(sequences, upto, strict=True):
             self.model.commit(sequence, to)
+        self.model.give_up(sequences)
 
     @precondition(lambda self: self.model.sequences)
     @rule(data=st.data())

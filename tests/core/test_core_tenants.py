@@ -265,3 +265,41 @@ def test_what_is_unpinned_above_the_quota_is_not_cached(table: PageTable) -> Non
     table.advance(10)
     assert charged(table, 1) == (2, 2)
     assert table.check() == []
+
+
+def test_who_must_give_way_is_told_before_anything_is_taken(table: PageTable) -> None:
+    a, b = computed(table, 1, *range(28)), computed(table, 2, *range(28))
+    assert table.crowded([a, b], [28, 28]) == frozenset()
+    for sequence in (a, b):
+        table.append([sequence], [7])
+    assert table.crowded([a], [29]) == frozenset()  # one block is left
+    assert table.crowded([a, b], [29, 29]) == {1, 2}
+    table.set_quota(1, quota=7)
+    assert table.crowded([a, b], [29, 29]) == {1}
+    table.set_quota(1, quota=9)
+    table.set_quota(2, floor=8)
+    assert table.crowded([a, b], [29, 29]) == {1}
+    assert table.available_above_quota(1) == 0
+    assert table.available_above_quota(2) == 1
+    assert (table.most(1), table.most(2)) == (7, 15)
+
+
+def test_a_pool_without_tenants_is_crowded_as_a_whole() -> None:
+    table = PageTable(4, 4)
+    sequence = table.create(prompt(*range(16)))
+    assert table.crowded([sequence], [12]) == frozenset()
+    assert table.crowded([sequence], [16]) == {0}
+    assert (table.available_above_quota(), table.most()) == (3, 3)
+
+
+def test_who_shares_blocks_with_another_tenant_and_finds_them_again_is_charged_once(table: PageTable) -> None:
+    computed(table, 1, *range(9), namespace=SHARED)
+    computed(table, 2, *range(9), namespace=SHARED)
+    assert (charged(table, 1), charged(table, 2)) == ((3, 0), (3, 0))
+    again = table.begin([9], range(9), [0], SHARED, tenant=2)
+    assert again.cached.tolist() == [8]
+    assert (charged(table, 1), charged(table, 2)) == ((3, 0), (4, 0))
+    table.free(again.sequences)
+    table.set_quota(2, quota=3)
+    assert table.admission(range(9), namespace=SHARED, tenant=2).verdict == Verdict.LATER
+    assert table.check() == []

@@ -192,3 +192,26 @@ async def test_a_stale_table_revision_is_told_by_reads_and_items() -> None:
             service, expecting(truncate(1, 3), known[0]), expecting(free(2), known[1]), expecting(free(9), 1), free(1)
         )
         assert [result.error.reason for result in again] == ["TABLE_REVISION_STALE", "", "SEQUENCE_NOT_FOUND", ""]
+
+
+async def test_a_window_gives_up_what_it_has_passed() -> None:
+    async with running_service() as service:
+        item = create(list(range(80)))
+        item.create.window, item.create.sinks = 20, 1
+        await step(service, item, commit(ref(0), 80))
+        tables = await service.reads.GetBlockTables(pb.GetBlockTablesRequest(sequence=[1]))
+        assert [bool(block) for block in tables.indices] == [True, False, False, True, True]
+        assert list(tables.refcount) == [1, 0, 0, 1, 1]
+        (cut,) = await step(service, truncate(1, 64))
+        assert (cut.error.reason, cut.error.code, cut.error.metadata["least"]) == ("WINDOW_PASSED", 9, "67")
+        refusal = await refused(
+            service.reads.GetBlockTables(pb.GetBlockTablesRequest(sequence=[1], first=[16], upto=[80]))
+        )
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WINDOW_PASSED")
+        asked = prompts(list(range(80)), window=20, sinks=1)
+        assert of_u32((await service.reads.Match(asked)).cached) == [64]
+        asked.window = 1 << 31
+        assert (await refused(service.reads.Match(asked))).reason == "WINDOW_OUT_OF_RANGE"
+        item.create.window = 1 << 31
+        (bad, _) = await step(service, item, free(1))
+        assert bad.error.reason == "WINDOW_OUT_OF_RANGE"

@@ -107,6 +107,16 @@ def test_extra_keys_travel_as_columns(service: Scripted, client: Client) -> None
     assert not plain.pin.HasField("extra_keys")
 
 
+def test_a_window_travels_with_its_sinks_and_is_left_out_where_there_is_none(service: Scripted, client: Client) -> None:
+    batch = Batch()
+    batch.create([[1]], window=7, sinks=2)
+    batch.create([[1]])
+    client.step_batch(batch)
+    assert [(item.create.window, item.create.sinks) for item in sent(service).items] == [(7, 2), (0, 0)]
+    with pytest.raises(InvalidArgument, match="VALUE_OUT_OF_RANGE"):
+        batch.create([[1]], window=-1)
+
+
 def test_an_item_may_expect_revisions(service: Scripted, client: Client) -> None:
     batch = Batch()
     batch.free([7])

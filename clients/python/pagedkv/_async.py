@@ -220,6 +220,8 @@ class AsyncClient:
         lookahead: int | Iterable[int] = 0,
         adapter: str = "",
         extra_keys: Mapping[int, Keys] | None = None,
+        window: int = 0,
+        sinks: int = 0,
         generate: bool = False,
         timeout: float | None = None,
     ) -> Listing[Match]:
@@ -229,7 +231,7 @@ class AsyncClient:
         which is apart from what engines have.
         """
         self._connect()
-        request = _convert.match_request(prompts, lookahead, adapter, extra_keys, generate)
+        request = _convert.match_request(prompts, lookahead, adapter, extra_keys, window, sinks, generate)
         return _convert.matches(await self._unary(self._block_manager.Match, request, timeout))
 
     async def slots(

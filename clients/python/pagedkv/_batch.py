@@ -85,6 +85,8 @@ class Batch:
         priority: int | None = None,
         priority_ttl: float | None = None,
         extra_keys: Mapping[int, Keys] | None = None,
+        window: int = 0,
+        sinks: int = 0,
     ) -> Item:
         """New sequences with blocks for their prompts, and `lookahead` slots behind (one number, or one for each).
 
@@ -95,9 +97,16 @@ class Batch:
                      for `priority_ttl` seconds after nothing references them (default: for good).
         extra_keys:  by the prompt's place, and the position in it: what decides the K and V of tokens besides the
                      tokens, such as a hash of the picture that begins there. Without the same, nothing is found.
+        window:      positions that each position sees, itself among them (0: all): what is out of sight is given up
+                     when a commit makes it so, and is 0 in the table.
+        sinks:       positions, from the first, that all positions see nevertheless.
         """
         columns = [_column(prompt, "i", "prompts") for prompt in prompts]
         more: dict[str, Field] = _extra_keys(extra_keys)
+        for name, value in (("window", window), ("sinks", sinks)):
+            _check_u32(name, value)
+            if value:
+                more[name] = value
         if priority is not None:
             _check_u32("priority", priority)
             more |= {"priority": priority, "priority_ttl_ms": _ttl_ms(priority_ttl) if priority_ttl else 0}

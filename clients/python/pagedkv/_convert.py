@@ -394,10 +394,12 @@ def match_request(
     lookahead: int | Iterable[int],
     adapter: str,
     extra_keys: Mapping[int, Keys] | None,
+    window: int,
+    sinks: int,
     generate: bool,
 ) -> block_manager_pb2.MatchRequest:
     batch = Batch()
-    batch.create(prompts, lookahead=lookahead, adapter=adapter, extra_keys=extra_keys)
+    batch.create(prompts, lookahead=lookahead, adapter=adapter, extra_keys=extra_keys, window=window, sinks=sinks)
     fields = dict(batch.items[0][1], generate=generate)
     del fields["reservation"]
     return block_manager_pb2.MatchRequest(**fields)  # type: ignore[arg-type]

@@ -211,6 +211,8 @@ class Client:
         lookahead: int | Iterable[int] = 0,
         adapter: str = "",
         extra_keys: Mapping[int, Keys] | None = None,
+        window: int = 0,
+        sinks: int = 0,
         generate: bool = False,
         timeout: float | None = None,
     ) -> Listing[Match]:
@@ -219,7 +221,7 @@ class Client:
         Takes what `Batch.create` takes; at most 1,024 prompts. generate: of what calls of `generate` have cached,
         which is apart from what engines have.
         """
-        request = _convert.match_request(prompts, lookahead, adapter, extra_keys, generate)
+        request = _convert.match_request(prompts, lookahead, adapter, extra_keys, window, sinks, generate)
         return _convert.matches(self._unary(self._block_manager.Match, request, timeout))
 
     def slots(

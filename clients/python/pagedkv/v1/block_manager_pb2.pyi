@@ -271,20 +271,24 @@ class GetSequenceResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., state: _Optional[_Union[SequenceState, str]] = ..., tenant: _Optional[str] = ..., tokens: _Optional[int] = ..., computed: _Optional[int] = ..., writable: _Optional[int] = ..., blocks: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., swapped_out: _Optional[bool] = ..., table_revision: _Optional[int] = ..., priority: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("counts", "tokens", "lookahead", "adapter", "extra_keys", "generate")
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "extra_keys", "window", "sinks", "generate")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     tokens: bytes
     lookahead: bytes
     adapter: str
     extra_keys: ExtraKeys
+    window: int
+    sinks: int
     generate: bool
-    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ..., generate: _Optional[bool] = ...) -> None: ...
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ..., window: _Optional[int] = ..., sinks: _Optional[int] = ..., generate: _Optional[bool] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
     __slots__ = ("header", "cached", "admission", "shortfall")
@@ -427,7 +431,7 @@ class ExtraKeys(_message.Message):
     def __init__(self, of: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CreateCommand(_message.Message):
-    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation", "priority", "priority_ttl_ms", "extra_keys")
+    __slots__ = ("counts", "tokens", "lookahead", "adapter", "reservation", "priority", "priority_ttl_ms", "extra_keys", "window", "sinks")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +440,8 @@ class CreateCommand(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     tokens: bytes
     lookahead: bytes
@@ -444,7 +450,9 @@ class CreateCommand(_message.Message):
     priority: int
     priority_ttl_ms: int
     extra_keys: ExtraKeys
-    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ttl_ms: _Optional[int] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ...) -> None: ...
+    window: int
+    sinks: int
+    def __init__(self, counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., lookahead: _Optional[bytes] = ..., adapter: _Optional[str] = ..., reservation: _Optional[int] = ..., priority: _Optional[int] = ..., priority_ttl_ms: _Optional[int] = ..., extra_keys: _Optional[_Union[ExtraKeys, _Mapping]] = ..., window: _Optional[int] = ..., sinks: _Optional[int] = ...) -> None: ...
 
 class AppendCommand(_message.Message):
     __slots__ = ("sequences", "counts", "tokens", "lookahead", "reservation", "extra_keys")

@@ -166,6 +166,7 @@ class BlockManagerServiceServicer:
         | COUNT_OUT_OF_RANGE   | INVALID_ARGUMENT | counts lie in [0, 2^31)                |
         | EXTRA_KEY_POSITION   | INVALID_ARGUMENT | of a prompt's tokens, ascending        |
         | EXTRA_KEY_LENGTH     | INVALID_ARGUMENT | a key has 1 to 256 bytes               |
+        | WINDOW_OUT_OF_RANGE  | INVALID_ARGUMENT | window and sinks lie in [0, 2^31)      |
         | TOO_MANY_ITEMS       | INVALID_ARGUMENT | at most 1,024 prompts: ask in parts    |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE      | no executor ever attached: wait, retry |
         """
@@ -186,6 +187,7 @@ class BlockManagerServiceServicer:
         | TOO_MANY_SLOTS       | INVALID_ARGUMENT   | ask in parts                          |
         | SEQUENCE_SWAPPED_OUT | FAILED_PRECONDITION | it has no slots: swap it back first  |
         | TABLE_REVISION_STALE | FAILED_PRECONDITION | the table has changed: read it again |
+        | WINDOW_PASSED        | FAILED_PRECONDITION | it gave the blocks of these slots up |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -310,12 +312,14 @@ class BlockManagerServiceServicer:
         | UNTIL_PASSED        | INVALID_ARGUMENT    | ttl_ms is at least 1                                   |
         | EXTRA_KEY_POSITION  | INVALID_ARGUMENT    | of new tokens, ascending in each sequence              |
         | EXTRA_KEY_LENGTH    | INVALID_ARGUMENT    | a key has 1 to 256 bytes: hash what is longer          |
+        | WINDOW_OUT_OF_RANGE | INVALID_ARGUMENT    | window and sinks lie in [0, 2^31)                      |
         | SEQUENCE_NOT_FOUND  | NOT_FOUND           | it has ended, or is not this caller's, or never was    |
         | PREFIX_NOT_CACHED   | NOT_FOUND           | compute and commit it first                            |
         | PIN_NOT_FOUND       | NOT_FOUND           | it has ended, or never was                             |
         | RESERVATION_NOT_FOUND | NOT_FOUND         | it has ended, is used up, or never was                 |
         | SEQUENCE_SWAPPED_OUT | FAILED_PRECONDITION | swap it back first                                    |
         | TABLE_REVISION_STALE | FAILED_PRECONDITION | a table has changed: look at it again                 |
+        | WINDOW_PASSED       | FAILED_PRECONDITION | cut less, or create it anew; a larger window leaves room for drafts |
         | REFERENCE_INVALID   | FAILED_PRECONDITION | what it refers to was not made: see that item          |
         | OUT_OF_HOST_SLOTS   | RESOURCE_EXHAUSTED  | swap fewer out, or free some that are there            |
         | OUT_OF_BLOCKS       | RESOURCE_EXHAUSTED  | free or truncate; the numbers say how many             |
