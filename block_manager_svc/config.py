@@ -56,6 +56,9 @@ class Settings(BaseSettings):
     watermark: float = Field(
         0.01, ge=0, lt=1, allow_inf_nan=False, description="part of the pool that admissions leave to who is there"
     )
+    zero_between_tenants: bool = Field(
+        True, description="zero a block that another tenant has written before it is given out"
+    )
     executor_grace: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that calls wait for a lost executor to come back"
     )

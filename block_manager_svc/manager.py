@@ -55,6 +55,7 @@ class Limits:
     max_queue: int = 1024  # calls waiting
     eviction: EvictionName = "lru"  # of the prefix cache
     watermark: float = 0.01  # part of the pool that admissions leave to those who are here
+    zero_between_tenants: bool = True  # what one has written is gone before another gets the block
     executor_grace_s: float = 30.0  # how long calls outlive their executor
     heartbeat_interval_ms: int = 1000
     silence_limit_ms: int = 10_000
@@ -470,6 +471,7 @@ class Manager:
             first_sequence=first,
             eviction=self.limits.eviction,
             watermark=int(self.limits.watermark * (hello.num_blocks - 1)),
+            zero_crossing=self.limits.zero_between_tenants,
         )
         if self._limit is not None:
             table.resize(min(self._limit, table.limit))

@@ -42,8 +42,10 @@ class Engine:
         self._entries = self._tables.numpy().reshape(-1)  # the same memory, flat
 
     def reset(self) -> None:
-        """Clears the block tables; what is in the blocks means nothing from here on."""
+        """Clears the block tables, and the blocks: the service counts on it that nobody's K/V are left there."""
         self._tables.zero_()
+        self._pool.clear()
+        self._host_pool.clear()
 
     def execute(self, step: Step) -> tuple[Outputs, Timings]:
         """Applies ops, then deltas, then computes the batch; returns when the device has finished.

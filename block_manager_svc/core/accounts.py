@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from block_manager_svc.core.errors import OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.eviction import EvictionPolicy
@@ -28,13 +29,14 @@ from block_manager_svc.core.results import TenantUsage
 from block_manager_svc.core.step import I32, I64
 
 NO_QUOTA = (1 << 62) - 1
+NOBODY = -1
 _COLUMNS = ("charged", "joint", "reserved", "host", "host_joint", "floor", "quota", "host_floor", "host_quota")
 
 
 class Accounts:
     """Columns by tenant (int64): see above; `host` is what is charged on the host, `host_joint` of it is joint."""
 
-    __slots__ = (*_COLUMNS, "_make_cache", "_several", "caches", "now", "num_blocks", "tenant_of")
+    __slots__ = (*_COLUMNS, "_make_cache", "_several", "caches", "now", "num_blocks", "tenant_of", "writer")
 
     charged: I64
     joint: I64
@@ -50,6 +52,8 @@ class Accounts:
         """make_cache: an empty cache for one more tenant."""
         self.num_blocks = num_blocks
         self.tenant_of: I32 = np.zeros(places, np.int32)
+        # Whose K/V each holds, or held last; NOBODY before its first use.
+        self.writer: I32 = np.full(places, NOBODY, np.int32)
         self.caches: list[EvictionPolicy] = []
         self.now = 0
         self._make_cache = make_cache
@@ -209,8 +213,12 @@ class Accounts:
         """One more block is taken for each of these tenants; see `assign`."""
         self.charged += np.bincount(who, minlength=len(self.caches))
 
-    def assign(self, blocks: I64, who: I64) -> None:
-        self.tenant_of[blocks] = who
+    def assign(self, blocks: I64, who: I64) -> NDArray[np.bool_]:
+        """Whether each of these blocks, which are who[i]'s now, holds what another tenant wrote."""
+        writer = self.writer[blocks]
+        self.tenant_of[blocks] = self.writer[blocks] = who
+        crossed: NDArray[np.bool_] = (writer != who) & (writer != NOBODY)
+        return crossed
 
     def excess(self) -> Iterator[tuple[EvictionPolicy, int]]:
         """Caches of tenants that are charged more than they may be, and how much these are to give up."""
@@ -274,6 +282,7 @@ class Accounts:
     def move(self, old: I64, new: I64) -> None:
         """What is known of old[i] is true of new[i]; all at once."""
         self.tenant_of[new] = self.tenant_of[old]
+        self.writer[new] = self.writer[old]
         if self._several:
             moves = zip(old.tolist(), new.tolist(), strict=True)
             moved = [(place, self._several.pop(was)) for was, place in moves if was in self._several]

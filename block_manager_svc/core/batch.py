@@ -29,7 +29,7 @@ from block_manager_svc.core.commands import (
 )
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, Refused, SequenceNotFound
 from block_manager_svc.core.page_table import PageTable
-from block_manager_svc.core.step import I64, BlockOps, OpKind
+from block_manager_svc.core.step import I64, BlockOps
 from block_manager_svc.core.undo import Recording
 
 MAX_SLOTS: Final = 1 << 20  # in the results of one batch
@@ -46,7 +46,7 @@ class Done:
     sequences:           i64, the ids that it made.
     cached:              i64, tokens of each new prompt whose K/V are there already.
     slot_indptr, slots:  i64, as in Grown: the positions that are new to write.
-    ops:                 blocks that are copied or swapped, before anything is written.
+    ops:                 blocks that are copied, zeroed or swapped, before anything is written.
     pin, pinned:         id of the pin, and the tokens that it holds.
     reservation:         its id.
     """
@@ -172,8 +172,8 @@ class _Batch:
         )
         self._slots -= grown.slots.size
         self._named.append(sequences)
-        src, dst = grown.extended.copy_src, grown.extended.copy_dst
-        ops = BlockOps(np.full(src.size, OpKind.COPY, np.uint8), src, dst) if src.size else _NO_OPS
+        extended = grown.extended
+        ops = extended.ops() if extended.copy_src.size or extended.zeroed.size else _NO_OPS
         return Done(slot_indptr=grown.slot_indptr, slots=grown.slots, ops=ops)
 
     def _create(self, command: Create) -> Done:
@@ -193,7 +193,13 @@ class _Batch:
         )
         self._slots -= begun.slots.size
         self._named.append(begun.sequences)
-        return Done(sequences=begun.sequences, cached=begun.cached, slot_indptr=begun.slot_indptr, slots=begun.slots)
+        return Done(
+            sequences=begun.sequences,
+            cached=begun.cached,
+            slot_indptr=begun.slot_indptr,
+            slots=begun.slots,
+            ops=begun.ops,
+        )
 
     def _fork(self, command: Fork) -> Done:
         sequences = self._sequences(command.sequences)

@@ -140,13 +140,13 @@ class Beginnings(Promises):
         for place, keys in keyed.items():
             s.extra[int(ids[place])] = keys
         self._retentions.apply(s, pool, rows, np.zeros_like(blocks), blocks)
-        carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
+        extended = carry_out(decide(s, pool, size, rows, cached, upto), s, pool)
         pool.note_peaks()
         self.revision += 1
         s.mark(rows, self.revision)
         indptr = np.zeros(ids.size + 1, np.int64)
         np.cumsum(upto - cached, out=indptr[1:])
-        return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto))
+        return Begun(ids, cached, indptr, slots(s, size, rows, cached, upto), extended.ops())
 
     def reuse(self, sequence: int) -> int:
         """References what `match` finds and counts it as computed. Returns the tokens that are computed now.

@@ -86,14 +86,23 @@ def carry_out(plan: Plan, s: Sequences, pool: BlockPool) -> Extended:
 def _place(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) -> Extended:
     """Gives tables the new blocks at their ends; nothing is copied."""
     if not grown.size:
-        return Extended(*[_NONE_I32] * 6)
+        return Extended(*[_NONE_I32] * 7)
     rows, count, first = plan.rows[grown], plan.new[grown], plan.blocks[grown]
     at, who = s.tables.start[rows] + first, s.tenant[rows]
     if plan.total > grown.size:  # some grow by several
         at, who = ranges(at, count), np.repeat(who, count)
-    taken = pool.take(who).astype(np.int32)
-    s.tables.data[at] = taken
-    return Extended(_NONE_I32, _NONE_I32, grown.astype(np.int32), first.astype(np.int32), count.astype(np.int32), taken)
+    blocks, crossed = pool.take(who)
+    s.tables.data[at] = taken = blocks.astype(np.int32)
+    zeroed = blocks[crossed].astype(np.int32) if crossed is not None else _NONE_I32
+    return Extended(
+        _NONE_I32,
+        _NONE_I32,
+        grown.astype(np.int32),
+        first.astype(np.int32),
+        count.astype(np.int32),
+        taken,
+        zeroed,
+    )
 
 
 def _place_with_copies(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) -> Extended:
@@ -105,7 +114,7 @@ def _place_with_copies(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) ->
     at, entry, source = at[order], entry[order], source[order]
     rows = plan.rows[at]
     who = s.tenant[rows]
-    taken = pool.take(who)
+    taken, crossed = pool.take(who)
     s.tables.data[s.tables.start[rows] + entry] = taken
     is_copy = source > 0
     pool.release_repeated(source[is_copy], who[is_copy])
@@ -120,6 +129,8 @@ def _place_with_copies(plan: Plan, grown: I64, s: Sequences, pool: BlockPool) ->
         first.astype(np.int32),
         count.astype(np.int32),
         s.tables.gather(plan.rows[changed], first, count),
+        # A copy overwrites its block as a whole.
+        taken[crossed & ~is_copy].astype(np.int32) if crossed is not None else _NONE_I32,
     )
 
 

@@ -58,6 +58,7 @@ class PageTable(Beginnings):
         first_sequence: int = 1,
         eviction: EvictionName = "lru",
         watermark: int = 0,
+        zero_crossing: bool = True,
     ) -> None:
         """num_host: slots of the host pool. Two of them hold nothing at rest: slot 0, and one that exchanges need.
 
@@ -65,6 +66,7 @@ class PageTable(Beginnings):
 
         eviction: which cached block goes first, one of `eviction.POLICIES`.
         watermark: blocks that `begin` leaves to the sequences that are here, see `admission`.
+        zero_crossing: a block that another tenant wrote is zeroed, by a block op, before it is given out.
         """
         check_pool(num_blocks, num_host, block_size, watermark, eviction)
         self.num_blocks = num_blocks
@@ -73,7 +75,7 @@ class PageTable(Beginnings):
         self.revision = 0  # commands executed
         self.now = 0  # ms, as `advance` was told
         self._sequences = Sequences(first=first_sequence)
-        self._pool = BlockPool(num_blocks, num_host, block_size, POLICIES[eviction])
+        self._pool = BlockPool(num_blocks, num_host, block_size, POLICIES[eviction], zero_crossing=zero_crossing)
         self._pins = Pins()
         self._reservations = reservations()
         self._residency = Residency()

@@ -48,6 +48,7 @@ class BlockPool:
         "_idle_pinned",
         "_make_cache",
         "_pinned",
+        "_zero_crossing",
         "accounts",
         "allocator",
         "cached",
@@ -66,7 +67,10 @@ class BlockPool:
         "withheld",
     )
 
-    def __init__(self, num_blocks: int, num_host: int, block_size: int, policy: MakePolicy) -> None:
+    def __init__(
+        self, num_blocks: int, num_host: int, block_size: int, policy: MakePolicy, *, zero_crossing: bool
+    ) -> None:
+        """zero_crossing: whether `take` tells which blocks hold what another tenant wrote."""
         self.num_blocks = num_blocks
         self.num_host = num_host
         self.allocator = BitmapAllocator(num_blocks)
@@ -88,6 +92,7 @@ class BlockPool:
         # How many blocks are pinned, and of these, how many nothing references.
         self._pinned = 0
         self._idle_pinned = 0
+        self._zero_crossing = zero_crossing
 
     def available(self) -> int:
         """Blocks that `take` can give: free, or cached and not pinned, but for those that are kept free."""
@@ -103,6 +108,8 @@ class BlockPool:
             accounts.charged[0] = self.num_blocks - 1 - len(self.allocator)
             accounts.reserved[0] = self.reserved
             accounts.host[0] = self.host.referenced
+            if self.counters.allocated_blocks:
+                accounts.writer[:] = 0
             self.cached = Caches(accounts)
         accounts.admit(tenant)
         return accounts
@@ -192,20 +199,26 @@ class BlockPool:
             for cache, count in self.accounts.excess():
                 self._give_up(cache.evict(count))
 
-    def take(self, who: I64) -> I64:
-        """A block of the device for each of these tenants, with one reference, as `claim` gives them."""
+    def take(self, who: I64) -> tuple[I64, NDArray[np.bool_] | None]:
+        """A block of the device for each of these tenants, with one reference, as `claim` gives them.
+
+        Also, which of them hold what another tenant wrote and are to be zeroed; None: none of them.
+        """
         count = who.size
         if self.accounts:
             self.accounts.take(who)
             self.obey_quotas()
         blocks = self.claim(count)
+        crossed = None
         if self.accounts:
-            self.accounts.assign(blocks, who)
+            crossed = self.accounts.assign(blocks, who)
+            if not self._zero_crossing or not crossed.any():
+                crossed = None
         self.refcount[blocks] = 1
         self.counters.allocated_blocks += count
         self.device.entries += count
         self.device.referenced += count
-        return blocks
+        return blocks, crossed
 
     def share(self, blocks: I64, tenant: int, count: int = 1) -> None:
         """`count` more references of a tenant to each of some distinct blocks; what was cached leaves the cache."""

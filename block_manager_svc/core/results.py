@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from block_manager_svc.core.step import I32, I64, BlockOps
+import numpy as np
+
+from block_manager_svc.core.step import I32, I64, BlockOps, OpKind
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Extended:
     delta_sequence:     i32, index into the argument; ascending, at most once each.
     delta_first, delta_count: i32; entries delta_first .. + delta_count of that table changed ...
     delta_blocks:       i32, ... to these, one delta after another.
+    zeroed:             i32, of the new blocks those that hold what another tenant wrote.
     """
 
     copy_src: I32
@@ -52,6 +55,18 @@ class Extended:
     delta_first: I32
     delta_count: I32
     delta_blocks: I32
+    zeroed: I32
+
+    def ops(self) -> BlockOps:
+        """The block ops, to be carried out before anything is written."""
+        copies, zeros = self.copy_src.size, self.zeroed.size
+        if not zeros:
+            return BlockOps(np.full(copies, OpKind.COPY, np.uint8), self.copy_src, self.copy_dst)
+        return BlockOps(
+            np.repeat(np.array([OpKind.COPY, OpKind.ZERO], np.uint8), [copies, zeros]),
+            np.concatenate((self.copy_src, np.zeros_like(self.zeroed))),
+            np.concatenate((self.copy_dst, self.zeroed)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +84,14 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """New sequences (i64, their ids), the tokens of each that are computed already (i64), and slots as in Grown."""
+    """New sequences (i64, their ids), the tokens of each that are computed already (i64), slots as in Grown, and block
+    ops as of an `Extended`."""
 
     sequences: I64
     cached: I64
     slot_indptr: I64
     slots: I64
+    ops: BlockOps
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def _result(result: Done | Refused) -> pb.BatchResult:
     if ops.kind.size:
         copies = ops.kind == OpKind.COPY
         message.copy_src, message.copy_dst = as_u32(ops.src[copies]), as_u32(ops.dst[copies])
-        message.swapped_blocks = int(np.count_nonzero(~copies))
+        message.swapped_blocks = int(np.count_nonzero(ops.kind > OpKind.ZERO))
     return message
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from block_manager_svc.core import PageTable
 from block_manager_svc.core.errors import Aborted, FailedPrecondition, InvalidArgument, Refused, ResourceExhausted
 from block_manager_svc.core.results import Moved
-from block_manager_svc.core.step import I32, I64, Batch, BlockOps, OpKind, StepOutputs, StepPlan, TableDeltas
+from block_manager_svc.core.step import I32, I64, Batch, StepOutputs, StepPlan, TableDeltas
 from block_manager_svc.scheduling.columns import join, keep, share, without_idle
 from block_manager_svc.scheduling.flight import NO_TOKEN, InFlight, Picked
 from block_manager_svc.scheduling.request import Call, FinishReason, Sample, Sampling, SequenceState, TokenRow
@@ -303,9 +303,6 @@ class StepLoop:
         start = self.table.computed(sequences)
         upto = start + chunk
         extended = self.table.extend(sequences, upto)
-        ops = BlockOps(
-            kind=np.full(len(extended.copy_src), OpKind.COPY, np.uint8), src=extended.copy_src, dst=extended.copy_dst
-        )
         stale = self._rows.stale[rows]
         fresh = ~stale[extended.delta_sequence]
         deltas = TableDeltas(
@@ -323,7 +320,7 @@ class StepLoop:
         fan_out = [(i, samples[at].width) for i, at in enumerate(sampled_list) if samples[at].width > 1]
         self._in_flight = InFlight(samples, upto, sampled_list)
         return StepPlan(
-            ops=ops,
+            ops=extended.ops(),
             deltas=deltas,
             batch=Batch(rows, start, chunk, self.table.token_range(sequences, start, upto)),
             samples=self._rows.samples(rows[sampled], sampled, fan_out),

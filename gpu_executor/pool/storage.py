@@ -26,7 +26,7 @@ DTYPES = {
 class BlockStorage:
     """`num_blocks` blocks of all layers. `parts` are the tensors [layers, blocks, ...] that hold them."""
 
-    __slots__ = ("geometry", "num_blocks", "parts")
+    __slots__ = ("_fill", "geometry", "num_blocks", "parts")
 
     def __init__(
         self, geometry: Geometry, num_blocks: int, device: torch.device, *, fill: float, pinned: bool = False
@@ -45,8 +45,13 @@ class BlockStorage:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.parts = [torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned) for shape in shapes]
+        self._fill = fill
+        self.clear()
+
+    def clear(self) -> None:
+        """As fresh memory: what was written is gone."""
         for part in self.parts:
-            part.fill_(fill)
+            part.fill_(self._fill)
 
     def k_view(self, layer: int) -> Tensor:
         """Keys of one layer: [num_blocks, block_size, Hkv, Dk], a view."""

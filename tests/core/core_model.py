@@ -97,6 +97,9 @@ class Model:
         self.withheld = 0  # blocks above the limit
         self.owner: dict[int, int] = defaultdict(int)  # place -> the tenant whose cache knows it
         self.accounts: ModelAccounts | None = None
+        self.places = num_blocks + num_host
+        self.writer: dict[int, int] = {}  # place -> whose K/V it holds, or held last, since there are accounts
+        self.zeroed: list[int] = []  # by the last extend, grow or begin
         self.copies = self.evicted = self.allocated = 0
         self.peaks: tuple[int, ...] = (0, 0, 0)  # of all states that were compared
         self._nodes = itertools.count()
@@ -109,8 +112,13 @@ class Model:
 
     def admit(self, tenant: int) -> None:
         if tenant or self.accounts:
-            self.accounts = self.accounts or ModelAccounts(self)
+            self._open_accounts()
             self.accounts.admit(tenant)
+
+    def _open_accounts(self) -> None:
+        if not self.accounts:
+            self.accounts = ModelAccounts(self)
+            self.writer = dict.fromkeys(range(self.places), 0) if self.allocated else {}
 
     def fits(self, change: dict[int, int], physical: int, joint: Counter[int] | None = None) -> bool:
         """change: by tenant, the blocks that are used more, and jointly; physical: those that are available less."""
@@ -126,7 +134,7 @@ class Model:
             self.accounts.obey()
 
     def set_quota(self, tenant: int, quota: ModelQuota) -> bool:
-        self.accounts = self.accounts or ModelAccounts(self)
+        self._open_accounts()
         self.accounts.admit(tenant)
         before, self.accounts.quotas[tenant] = self.accounts.quotas[tenant], quota
         host = sum(
@@ -270,6 +278,7 @@ class Model:
         self.pins = {pin: (until, pinned[pin]) for pin, (until, _) in self.pins.items()}
         self.node_of = {to.get(b, b): node for b, node in self.node_of.items()}
         self.owner.update({new: self.owner[old] for old, new in to.items()})
+        self.writer.update({new: self.writer[old] for old, new in to.items() if old in self.writer})
         for s in self.sequences.values():
             s.table = [to.get(b, b) for b in s.table]
 
@@ -458,6 +467,7 @@ class Model:
         if self.accounts:
             self.accounts.pending = Counter()
         copies = []
+        self.zeroed = []
         deltas: dict[int, dict[int, int]] = {}
         for i, (sequence, to, mine) in enumerate(zip(sequences, upto, changes, strict=True)):
             s = self.sequences[sequence]
@@ -466,6 +476,10 @@ class Model:
                 self.free_blocks.remove(block)
                 self.owner[block] = s.tenant
                 self.allocated += 1
+                if self.accounts:
+                    if kind == "new" and self.writer.get(block, s.tenant) != s.tenant:
+                        self.zeroed.append(block)
+                    self.writer[block] = s.tenant
                 if kind == "copy":
                     copies.append((s.table[place], block))
                     self.copies += 1
@@ -846,16 +860,28 @@ class Device:
         self.block_size = block_size
         self.first_slot = num_blocks  # of the host, as the core numbers it
         self.slots: list[object] = [None] * ((num_blocks + num_host) * block_size)
+        self.writer: dict[int, int] = {}  # place -> the tenant that wrote it
 
     def run(self, model: Model, sequences: list[int], upto: list[int], extended: Extended) -> None:
         """Copies in order, then writes K/V of the new positions, as a step would."""
-        self.copy(extended)
+        self.copy(extended.ops())
         self.write(model, sequences, upto)
 
-    def copy(self, extended: Extended) -> None:
+    def copy(self, ops: BlockOps) -> None:
+        """Copies, and zeroes, in order."""
         size = self.block_size
-        for src, dst in zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True):
-            self.slots[dst * size : (dst + 1) * size] = self.slots[src * size : (src + 1) * size]
+        for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
+            kept = self.slots[src * size : (src + 1) * size]
+            self.slots[dst * size : (dst + 1) * size] = kept if kind == OpKind.COPY else [None] * size
+            if kind == OpKind.ZERO:
+                self.writer.pop(dst, None)
+            elif src in self.writer:
+                self.writer[dst] = self.writer[src]
+
+    def give(self, block: int, tenant: int) -> None:
+        """Asserts that a tenant which is given a new block finds nothing there that another has written."""
+        assert self.writer.get(block, tenant) == tenant, (block, tenant)
+        self.writer[block] = tenant
 
     def move(self, ops: BlockOps) -> None:
         """Moves in order, one by one; what is left behind is garbage."""
@@ -865,6 +891,8 @@ class Device:
             target = dst + host * (kind == OpKind.SWAP_OUT)
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
             self.slots[source * size : (source + 1) * size] = ["garbage"] * size
+            if source in self.writer:
+                self.writer[target] = self.writer[source]
 
     def write(self, model: Model, sequences: list[int], upto: list[int]) -> None:
         """Writes K/V of positions [computed, upto[i]) of each."""

@@ -22,7 +22,7 @@ import numpy as np
 from core_model import Device, Model, Token, keys_of, plain
 from core_model_accounts import ModelQuota
 
-from block_manager_svc.core import PageTable, Retention
+from block_manager_svc.core import Extended, PageTable, Retention
 from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.errors import FailedPrecondition, NotFound, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.eviction import POLICIES
@@ -183,9 +183,13 @@ class Walk:
             self.counts[f"admitted {verdict.name}"] += 1
             return
         ids, cached = begun.sequences.tolist(), begun.cached.tolist()
+        self.device.copy(begun.ops)
+        for block in np.unique(begun.slots // self.size).tolist():
+            self.device.give(block, tenant)
         if self.model and judged:
             assert (judged[0], judged[1]) == (Verdict.OK, sum(cached))
             self.model.begin(ids, prompts, lookahead, namespace, reservation, tenant, (window, sinks))
+            assert begun.ops.dst.tolist() == self.model.zeroed
         for sequence, tokens, found in zip(ids, prompts, cached, strict=True):
             self.hold(sequence, tokens, namespace, tenant).computed = found
         self.counts["begin"] += 1
@@ -230,7 +234,7 @@ class Walk:
             self.counts["refused"] += 1
             self.free(some[:1])
             return
-        self.device.copy(grown.extended)
+        self.take(some, grown.extended)
         ends = grown.slot_indptr.tolist()
         for i, (sequence, tokens, ahead) in enumerate(zip(some, new, lookahead, strict=True)):
             hashes = self.held[sequence].hashes
@@ -254,10 +258,22 @@ class Walk:
             self.counts["refused"] += 1
             self.free(some[:1])
             return
-        self.device.copy(extended)
+        self.take(some, extended)
         for sequence, to in zip(some, upto, strict=True):
             self.write(sequence, to)
         self.counts["extend"] += 1
+
+    def take(self, some: list[int], extended: Extended) -> None:
+        """Does what comes before writing; nobody gets a new block with what another tenant has written."""
+        assert not self.model or extended.zeroed.tolist() == self.model.zeroed
+        self.device.copy(extended.ops())
+        tenants = np.repeat([self.held[some[i]].tenant for i in extended.delta_sequence.tolist()], extended.delta_count)
+        copied = set(extended.copy_dst.tolist())
+        for block, tenant in zip(extended.delta_blocks.tolist(), tenants.tolist(), strict=True):
+            if block in copied:  # of what it found, and so may read
+                self.device.writer[block] = tenant
+            self.device.give(block, tenant)
+        self.counts["zeroed"] += extended.zeroed.size
 
     def commit(self, some: list[int]) -> None:
         """Of what was made writable; written at the latest now."""

@@ -163,6 +163,7 @@ class PageTableMachine(RuleBasedStateMachine):
         deltas: dict[int, dict[int, int]],
     ) -> None:
         assert list(zip(extended.copy_src.tolist(), extended.copy_dst.tolist(), strict=True)) == copies
+        assert extended.zeroed.tolist() == self.model.zeroed
         assert extended.delta_sequence.tolist() == list(deltas)
         start = 0
         for i, first, count in zip(

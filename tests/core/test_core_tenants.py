@@ -11,6 +11,7 @@ from block_manager_svc.core import PageTable
 from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.errors import FailedPrecondition, InvalidArgument, OutOfBlocks, Refused, ResourceExhausted
 from block_manager_svc.core.results import TenantUsage
+from block_manager_svc.core.step import OpKind
 
 SHARED = b"group"
 
@@ -303,3 +304,45 @@ def test_who_shares_blocks_with_another_tenant_and_finds_them_again_is_charged_o
     table.set_quota(2, quota=3)
     assert table.admission(range(9), namespace=SHARED, tenant=2).verdict == Verdict.LATER
     assert table.check() == []
+
+
+def test_a_block_is_zeroed_when_it_comes_to_another_tenant_than_wrote_it(table: PageTable) -> None:
+    a = table.begin([10], range(10), [0], tenant=1)
+    assert a.ops.kind.size == 0  # nobody's before
+    table.free(a.sequences)
+    mine = table.begin([6], range(6), [0], tenant=1)
+    assert mine.ops.kind.size == 0  # its own
+    table.free(mine.sequences)
+    b = table.begin([17], range(17), [0], tenant=2)
+    assert (b.ops.kind.tolist(), b.ops.dst.tolist()) == ([OpKind.ZERO] * 3, [1, 2, 3])
+    table.commit(b.sequences, [17])
+    table.swap(b.sequences, [])
+    c = table.begin([9], range(50, 59), [0], tenant=1)
+    assert c.ops.dst.tolist() == [1, 2, 3]  # what was left behind
+    table.swap([], b.sequences)
+    assert table.tables(b.sequences).indices.tolist() == [4, 5, 6, 7, 8]
+    table.free(b.sequences)
+    assert table.begin([20], range(20), [0], tenant=2).ops.kind.size == 0
+
+
+def test_a_copy_overwrites_what_another_tenant_left_and_needs_no_zero(table: PageTable) -> None:
+    table.free(table.begin([8], range(8), [0], tenant=1).sequences)
+    a = table.begin([6], range(6), [0], tenant=2)
+    table.commit(a.sequences, [6])
+    assert a.ops.dst.tolist() == [1, 2]
+    table.free(table.begin([8], range(50, 58), [0], tenant=1).sequences)
+    (child,) = table.fork(int(a.sequences[0])).tolist()
+    grown = table.grow([child], [4], range(4), [0])
+    assert (grown.extended.copy_dst.tolist(), grown.extended.zeroed.tolist()) == ([3], [4])
+    assert grown.extended.ops().kind.tolist() == [OpKind.COPY, OpKind.ZERO]
+
+
+def test_what_was_written_before_there_were_tenants_was_the_first_tenant_s(table: PageTable) -> None:
+    table.free(table.begin([8], range(8), [0]).sequences)
+    assert table.begin([4], range(4), [0], tenant=1).ops.dst.tolist() == [1]
+
+
+def test_nothing_is_zeroed_where_that_is_not_wanted() -> None:
+    table = PageTable(16, 4, zero_crossing=False)
+    table.free(table.begin([8], range(8), [0], tenant=1).sequences)
+    assert table.begin([8], range(8), [0], tenant=2).ops.kind.size == 0

@@ -11,11 +11,13 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rpc_batches import batch, commit, create, free, i32, of_u32, of_u64, pin, reasons, ref, u32, unpin
+from rpc_batches import append, batch, commit, create, free, i32, of_u32, of_u64, pin, reasons, ref, u32, unpin
 from rpc_link_client import LinkExecutor
 from rpc_scripted import Refusal, Service, refusal_of, request, running_service, until
 
+from block_manager_svc.core.step import OpKind
 from block_manager_svc.identity import Callers
+from block_manager_svc.manager import Limits
 from pagedkv.v1 import block_manager_pb2 as pb
 from pagedkv.v1 import executor_link_pb2_grpc, generation_pb2
 
@@ -307,6 +309,36 @@ async def test_a_request_id_is_its_tenants_own(tmp_path: Path) -> None:
         assert first.results[0].sequences == again.results[0].sequences != other.results[0].sequences
         for tenant, reply in (("blue", first), ("red", other)):
             await step(service, tenant, free(*of_u64(reply.results[0].sequences)))
+
+
+# --- what is left in the blocks ---------------------------------------------------------------------------------------
+
+
+def zeroed(service: Service) -> list[int]:
+    """Blocks that steps have zeroed."""
+    return [b for plan in service.executor.plans for b in plan.ops.dst[plan.ops.kind == OpKind.ZERO].tolist()]
+
+
+async def test_what_one_tenant_has_written_is_zeroed_before_another_gets_the_block(tmp_path: Path) -> None:
+    async with service_with(tmp_path, num_blocks=8) as service:
+        await step(service, "blue", create([1] * 40), free(ref(0)))
+        made = await step(service, "red", create([2] * 20))
+        assert made.step_id > 0
+        assert zeroed(service) == [1, 2]
+        grown = await step(service, "red", append(of_u64(made.table_sequence), [3] * 40))
+        assert zeroed(service) == [1, 2, 3]  # the others were nobody's
+        assert (grown.step_id > made.step_id, grown.results[0].swapped_blocks) == (True, 0)
+        await step(service, "red", free(*of_u64(made.table_sequence)))
+        assert (await step(service, "red", create([2] * 50), free(ref(0)))).step_id == 0
+        assert await cached_tokens(service, "blue-gateway") == 0
+        assert zeroed(service) == [1, 2, 3, 1, 2, 3, 4]
+        assert (await service.reads.Audit(pb.AuditRequest(), metadata=bearer("blue-operator"))).violations == []
+
+
+async def test_blocks_are_not_zeroed_where_that_is_not_wanted(tmp_path: Path) -> None:
+    async with service_with(tmp_path, num_blocks=8, limits=Limits(zero_between_tenants=False)) as service:
+        await step(service, "blue", create([1] * 40), free(ref(0)))
+        assert (await step(service, "red", create([2] * 20), free(ref(0)))).step_id == 0
 
 
 # --- what they are charged for ----------------------------------------------------------------------------------------

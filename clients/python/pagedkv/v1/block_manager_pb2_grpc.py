@@ -291,6 +291,8 @@ class BlockManagerServiceServicer:
         seen by this call alone: Generate's are not there for it, nor its for Generate.
         Blocks of a sequence move within calls that name it, never behind its back.
         * Freeing or truncating says: nothing is in flight that touches these blocks.
+        * A block that another tenant has written is zeroed in `step_id` before it is given out, unless the
+        service was told not to.
 
         Of an item, as its result's error, or of an atomic call; nothing of it has happened:
 

@@ -53,6 +53,7 @@ class ExecutorLinkServiceServicer:
         nothing else for `heartbeat_interval_ms`, also while a long step computes.
         * Every message names service_id, epoch and boot_id (the hello names those
         that the executor last knew, or none). A lower epoch is refused by both sides.
+        * On a reset the executor MUST clear its pools: the service counts on it that nobody's K/V are left.
         * Steps are numbered without gaps from 1 after a reset. Steps take effect in order, exactly
         once: a step that was accepted already is not applied again, its kept result is sent again.
         * Nothing of a step is touched before it was validated whole. A step that
