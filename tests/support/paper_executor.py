@@ -52,10 +52,10 @@ class PaperExecutor:
 
     def execute(self, plan: StepPlan) -> StepOutputs:
         for kind, src, dst in zip(plan.ops.kind, plan.ops.src, plan.ops.dst, strict=True):
-            assert kind == OpKind.COPY
+            assert kind in (OpKind.COPY, OpKind.ZERO)
             assert dst != 0
-            self.slots[dst] = self.slots[src]
-            self.copies += 1
+            self.slots[dst] = self.slots[src] if kind == OpKind.COPY else UNWRITTEN
+            self.copies += int(kind == OpKind.COPY)
         at = 0
         for row, first, count in zip(plan.deltas.row, plan.deltas.first, plan.deltas.count, strict=True):
             self.tables[row, first : first + count] = plan.deltas.blocks[at : at + count]
