@@ -32,6 +32,15 @@ def serve(
     listen: Annotated[
         str | None, _flag("Where ReadKv and health are served [127.0.0.1:50062]; empty: nowhere.", "HOST:PORT")
     ] = None,
+    token_file: Annotated[str | None, _flag("File with the token to show the block manager.", "FILE")] = None,
+    listen_token_file: Annotated[
+        str | None, _flag("File with the token that callers of ReadKv must show [none].", "FILE")
+    ] = None,
+    tls: Annotated[str | None, _flag("true: dial with TLS; also meant by the three files.", "BOOL")] = None,
+    tls_ca: Annotated[str | None, _flag("PEM file of authorities to trust [gRPC's].", "FILE")] = None,
+    tls_cert: Annotated[str | None, _flag("PEM file of a certificate to show.", "FILE")] = None,
+    tls_key: Annotated[str | None, _flag("PEM file of its key.", "FILE")] = None,
+    trust_network: Annotated[str | None, _flag("true: send the token without TLS too.", "BOOL")] = None,
     device: Annotated[str | None, _flag("cpu, cuda or cuda:N [cuda when there is one].", "NAME")] = None,
     dtype: Annotated[
         str | None, _flag("float32, bfloat16, float16 or float64 [bfloat16 on cuda, else float32].", "NAME")
@@ -81,7 +90,7 @@ def _serve(flags: dict[str, Any], config: Path | None) -> None:
     configure_logs(settings.log_format)
     try:
         process.serve(settings)
-    except (ModelUnsupported, PoolTooLarge, OSError) as error:
+    except (ModelUnsupported, PoolTooLarge, SettingsInvalid, OSError) as error:
         _fail(" ".join(str(error).split()), 2)
 
 

@@ -41,6 +41,13 @@ class Settings(BaseSettings):
     model: Path
     service: str = "127.0.0.1:50061"
     listen: str = "127.0.0.1:50062"  # empty: ReadKv and health are not served
+    token_file: Path | None = None  # the token that this executor shows the service
+    listen_token_file: Path | None = None  # the token that callers of ReadKv must show
+    tls: bool = False  # dial with TLS; also meant by the three files
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trust_network: bool = False  # send the token without TLS too
     device: str | None = None  # None: cuda when there is one, else cpu
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None  # None: bfloat16 on cuda, else float32
     block_size: int = Field(16, ge=1, le=1024)
@@ -75,10 +82,10 @@ class Settings(BaseSettings):
             raise ValueError(f"{value!r} is none of cpu, cuda, cuda:N")
         return value
 
-    @field_validator("model", "model_cache")
+    @field_validator("model", "model_cache", "token_file", "listen_token_file", "tls_ca", "tls_cert", "tls_key")
     @classmethod
-    def _expand_home(cls, value: Path) -> Path:
-        return value.expanduser()
+    def _expand_home(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser()
 
     @model_validator(mode="after")
     def _one_size_each(self) -> Settings:

@@ -15,6 +15,7 @@ import torch
 
 from gpu_executor.config import Settings
 from gpu_executor.engine import Engine, Timings
+from gpu_executor.link.access import Access
 from gpu_executor.link.client import LinkClient
 from gpu_executor.link.follower import Call, ComputeStep, Follower, ResetEngine
 from gpu_executor.link.server import ExecutorServer
@@ -82,7 +83,8 @@ class Executor:
         """Loads the model and makes the pools; serves nothing yet. Raises as `serve` does."""
         device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
-        check_listen(settings.listen)
+        access = Access.from_settings(settings)
+        check_listen(settings.listen, guarded=access.readers is not None)
         log.info("loading model", path=str(settings.model), dtype=dtype, device=str(device))
         loaded = load_model(settings.model, dtype=DTYPES[dtype], device=device, cache_dir=settings.model_cache)
         log.info("model loaded", model=loaded.model_id, dtype=dtype, device=str(device), max_context=loaded.max_context)
@@ -96,7 +98,9 @@ class Executor:
         )
         self.engine = Engine(loaded, geometry, limits, device)
         self.follower = Follower(geometry, limits, boot_id=uuid.uuid4().hex)
-        self._server = ExecutorServer(settings.listen, self.follower, self.engine) if settings.listen else None
+        self._server = (
+            ExecutorServer(settings.listen, self.follower, self.engine, access=access) if settings.listen else None
+        )
         self.address = advertised(settings.listen, self._server.port) if self._server else ""
         introduction = Introduction(
             model_id=loaded.model_id,
@@ -106,7 +110,7 @@ class Executor:
             executor_address=self.address,
         )
         self._service = settings.service
-        self._link = LinkClient(settings.service, self.follower, introduction)
+        self._link = LinkClient(settings.service, self.follower, introduction, access)
 
     def start(self) -> None:
         """Serves, and dials the block manager."""
@@ -180,7 +184,7 @@ def plan(settings: Settings, loaded: LoadedModel, device: torch.device, dtype: s
     return pools
 
 
-def check_listen(listen: str) -> None:
+def check_listen(listen: str, *, guarded: bool = False) -> None:
     """Raises OSError when nobody can listen there: loading a model takes long, so this is found out before."""
     if not listen:
         return
@@ -194,7 +198,8 @@ def check_listen(listen: str) -> None:
                 f"cannot listen on {listen}: {error.strerror or error}; choose another address with --listen"
             ) from error
     if host.strip("[]") not in ("localhost", "::1") and not host.startswith("127."):
-        log.warning("listening beyond this machine: there is neither TLS nor a password", listen=listen)
+        missing = "no TLS" if guarded else "neither TLS nor a token"
+        log.warning(f"listening beyond this machine: there is {missing}", listen=listen)
 
 
 def advertised(listen: str, port: int) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 
-import grpc
 import structlog
 
+from gpu_executor.link.access import Access
 from gpu_executor.link.follower import Follower
 from gpu_executor.link.stream import CLOSING_TIMEOUT_S, AttachStream, Introduction
 from pagedkv.v1.executor_link_pb2_grpc import ExecutorLinkServiceStub
@@ -49,10 +49,17 @@ class LinkClient:
     STEADY_S = 10.0
     """A stream that held for this long starts the back-off anew."""
 
-    def __init__(self, service: str, follower: Follower, introduction: Introduction) -> None:
+    def __init__(
+        self,
+        service: str,
+        follower: Follower,
+        introduction: Introduction,
+        access: Access = Access(),  # noqa: B008  (frozen)
+    ) -> None:
         self._service = service
         self._follower = follower
         self._introduction = introduction
+        self._access = access
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._stream: AttachStream | None = None
@@ -72,9 +79,9 @@ class LinkClient:
     def _run(self) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            with grpc.insecure_channel(self._service, options=CHANNEL_OPTIONS) as channel:
+            with self._access.channel(self._service, CHANNEL_OPTIONS) as channel:
                 stub = ExecutorLinkServiceStub(channel)  # type: ignore[no-untyped-call]
-                stream = AttachStream(stub, self._follower, self._introduction)
+                stream = AttachStream(stub, self._follower, self._introduction, self._access.metadata)
                 with self._lock:
                     if self._stopping.is_set():
                         return

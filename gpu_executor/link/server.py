@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from gpu_executor.engine import Engine
+from gpu_executor.link.access import Access
 from gpu_executor.link.client import MAX_MESSAGE_BYTES
 from gpu_executor.link.convert import PIECE_BYTES
 from gpu_executor.link.follower import Follower
@@ -43,10 +44,17 @@ Code = grpc.StatusCode
 class Servicer:
     """max_reply_s: how long a caller may take to read a reply, before the call is cancelled."""
 
-    def __init__(self, follower: Follower, engine: Engine, max_reply_s: float = MAX_REPLY_S) -> None:
+    def __init__(
+        self,
+        follower: Follower,
+        engine: Engine,
+        max_reply_s: float = MAX_REPLY_S,
+        access: Access = Access(),  # noqa: B008
+    ) -> None:
         self._follower = follower
         self._engine = engine
         self._max_reply_s = max_reply_s
+        self._access = access
         self._reads = threading.BoundedSemaphore(_READS)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -57,6 +65,7 @@ class Servicer:
     def ReadKv(  # noqa: N802
         self, request: pb.ReadKvRequest | DecodeError, context: grpc.ServicerContext
     ) -> Iterator[pb.ReadKvResponse]:
+        self._check_caller(context)
         if isinstance(request, DecodeError):
             _abort(context, Code.INVALID_ARGUMENT, "MESSAGE_MALFORMED", f"the request is no ReadKvRequest: {request}")
         if not self._reads.acquire(blocking=False):
@@ -65,6 +74,13 @@ class Servicer:
             yield from self._read_kv(request, context)
         finally:
             self._reads.release()
+
+    def _check_caller(self, context: grpc.ServicerContext) -> None:
+        shown = dict(context.invocation_metadata()).get("authorization")
+        if not self._access.may_read(shown):
+            if shown is None:
+                _abort(context, Code.UNAUTHENTICATED, "TOKEN_MISSING", "send `authorization: Bearer TOKEN`")
+            _abort(context, Code.UNAUTHENTICATED, "TOKEN_UNKNOWN", "this token is not the one for reading K and V")
 
     def _read_kv(self, request: pb.ReadKvRequest, context: grpc.ServicerContext) -> Iterator[pb.ReadKvResponse]:
         geometry = self._engine.geometry
@@ -236,12 +252,13 @@ class ExecutorServer:
         *,
         max_reply_s: float = MAX_REPLY_S,
         max_reflection_s: float = MAX_REFLECTION_S,
+        access: Access = Access(),  # noqa: B008
     ) -> None:
         """Binds. Raises OSError when the address cannot be had."""
         self._health = health.HealthServicer()
         options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.server(ThreadPoolExecutor(_WORKERS, thread_name_prefix="serve"), options=options)
-        self._server.add_generic_rpc_handlers((Servicer(follower, engine, max_reply_s).handler(),))
+        self._server.add_generic_rpc_handlers((Servicer(follower, engine, max_reply_s, access).handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(_Reflection(names, max_reflection_s), self._server)

@@ -21,6 +21,7 @@ from grpc_status import rpc_status
 from gpu_executor.errors import StepInvalid
 from gpu_executor.link.convert import attachment_pieces, attachments, geometry_message
 from gpu_executor.link.follower import Follower
+from pagedkv._access import Metadata
 from pagedkv.v1 import executor_link_pb2 as pb
 from pagedkv.v1.executor_link_pb2_grpc import ExecutorLinkServiceStub
 
@@ -54,10 +55,18 @@ class Ended:
 class AttachStream:
     """Attaches once. `run` blocks until the stream has ended; `stop` may be called from any thread."""
 
-    def __init__(self, stub: ExecutorLinkServiceStub, follower: Follower, introduction: Introduction) -> None:
+    def __init__(
+        self,
+        stub: ExecutorLinkServiceStub,
+        follower: Follower,
+        introduction: Introduction,
+        metadata: Metadata | None = None,
+    ) -> None:
+        """metadata: goes with the call."""
         self._stub = stub
         self._follower = follower
         self._introduction = introduction
+        self._metadata = metadata
         self._outbox: SimpleQueue[pb.AttachRequest | None] = SimpleQueue()
         self._ended = threading.Event()
         self._pulse_due = threading.Event()  # set to make the pulse thread look at the clock anew
@@ -70,7 +79,7 @@ class AttachStream:
         self._own_reason: tuple[str, str] | None = None  # set when this side ends the stream
 
     def run(self) -> Ended:
-        call = self._call = self._stub.Attach(self._requests())
+        call = self._call = self._stub.Attach(self._requests(), metadata=self._metadata)
         pulse = threading.Thread(target=self._pulse, name="link-pulse", daemon=True)
         pulse.start()
         try:

@@ -124,6 +124,7 @@ class Stack:
         dtype: of weights and pool: "float32", "bfloat16", "float16", "float64".
         service_flags, executor_flags: further arguments of the two programs.
         executor: False starts the service alone; `start_executor` brings the other later.
+        tls: the service speaks TLS, so that its own health is not looked at: an executor that is attached says enough.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Stack:
         service_flags: tuple[str, ...] = (),
         executor_flags: tuple[str, ...] = (),
         executor: bool = True,
+        tls: bool = False,
     ) -> None:
         self.directory = directory
         self.address = f"127.0.0.1:{free_port()}"
@@ -149,6 +151,7 @@ class Stack:
             *("--model-cache", str(model_cache), *executor_flags),
         ]
         self._with_executor = executor
+        self._tls = tls
         self._clients: list[Client] = []
         self.service_process: Process | None = None
         self.executor_process: Process | None = None
@@ -173,12 +176,14 @@ class Stack:
         self.wait_until_attached()
 
     def wait_until_live(self, deadline_s: float = START_DEADLINE_S) -> None:
-        _running(self.service_process).wait_until_serving(self.address, LINK_SERVICE, deadline_s)
+        if not self._tls:
+            _running(self.service_process).wait_until_serving(self.address, LINK_SERVICE, deadline_s)
 
     def wait_until_attached(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Returns when the executor says that it is attached and the service that it can serve."""
         _running(self.executor_process).wait_until_serving(self.executor_address, "", deadline_s)
-        _running(self.service_process).wait_until_serving(self.address, "", deadline_s)
+        if not self._tls:
+            _running(self.service_process).wait_until_serving(self.address, "", deadline_s)
 
     def kill_service(self) -> None:
         _running(self.service_process).kill()

@@ -9,6 +9,7 @@
 `AsyncClient` has the same calls for asyncio. Every failure is a `PagedKvError`.
 """
 
+from pagedkv._access import Tls
 from pagedkv._async import AsyncClient, AsyncStream
 from pagedkv._batch import Batch, BatchReply, Item, ItemResult
 from pagedkv._errors import (
@@ -101,6 +102,7 @@ __all__ = [
     "Slots",
     "Stream",
     "TenantUsage",
+    "Tls",
     "TokenLogprob",
     "Unavailable",
     "Usage",

@@ -15,6 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert
+from pagedkv._access import Tls, bearer
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
@@ -126,9 +127,19 @@ class AsyncClient:
     Belongs to the event loop of its first call; may be made outside of one.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        trust_network: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
         self.address = check_address(address)
         self.timeout = timeout
+        self._metadata = bearer(token, address, protected=tls is not None or trust_network)
+        self._credentials = None if tls is None else tls.credentials()
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._generation: Any = None
@@ -151,7 +162,9 @@ class AsyncClient:
         """
         request = _convert.generate_request(prompt, chat, token_ids, model, sampling)
         self._connect()
-        return AsyncStream(self._generation.Generate(request, timeout=timeout), self.address, timeout)
+        return AsyncStream(
+            self._generation.Generate(request, timeout=timeout, metadata=self._metadata), self.address, timeout
+        )
 
     async def complete(
         self,
@@ -344,7 +357,11 @@ class AsyncClient:
         if self._closed:
             raise FailedPrecondition("CLIENT_CLOSED", f"this client of {self.address} was closed: make a new one")
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
+            self._channel = (
+                grpc.aio.insecure_channel(self.address, options=OPTIONS)
+                if self._credentials is None
+                else grpc.aio.secure_channel(self.address, self._credentials, options=OPTIONS)
+            )
             self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
             self._block_manager = block_manager_pb2_grpc.BlockManagerServiceStub(self._channel)  # type: ignore[no-untyped-call]
             self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -352,7 +369,7 @@ class AsyncClient:
     async def _unary(self, method: Callable[..., Awaitable[R]], request: object, timeout: float | None) -> R:
         timeout = self.timeout if timeout is None else timeout
         try:
-            return await method(request, timeout=timeout)
+            return await method(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address, timeout) from error
         except asyncio.CancelledError as error:

@@ -17,6 +17,8 @@ _RETRIED_READS: Final = (
     ("pagedkv.v1.BlockManagerService", "GetPool"),
     ("pagedkv.v1.BlockManagerService", "ListSequences"),
     ("pagedkv.v1.BlockManagerService", "GetBlockTables"),
+    ("pagedkv.v1.BlockManagerService", "GetSequence"),
+    ("pagedkv.v1.BlockManagerService", "Match"),
     ("pagedkv.v1.BlockManagerService", "Audit"),
 )
 _SERVICE_CONFIG: Final = {

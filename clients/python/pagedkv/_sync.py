@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert
+from pagedkv._access import Tls, bearer
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
@@ -110,9 +111,13 @@ class Stream(Iterator[Piece]):
 
 
 class Client:
-    """A connection to one pagedkv service, over plain HTTP/2 (the service listens on loopback unless told otherwise).
+    """A connection to one pagedkv service.
 
     address: host:port, or one of gRPC's schemes such as unix:/path. Nothing is dialled before the first call.
+    token:   who calls, where the service asks for it; sent with every call, over TLS or to this machine only ...
+    trust_network: ... unless this says that nobody listens in between.
+    tls:     `Tls(ca=…)` for a service with TLS, `cert` and `key` where it asks callers for a certificate; without it
+             the connection is plain HTTP/2 (the service listens on loopback unless told otherwise).
     timeout: seconds that a call other than `generate` and `complete` may take, unless it is given its own.
 
     May be used from several threads. Every call raises errors of the PagedKvError tree only: Unavailable when nobody
@@ -120,11 +125,25 @@ class Client:
     CLIENT_CLOSED after `close()`.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        trust_network: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
         self.address = check_address(address)
         self.timeout = timeout
+        self._metadata = bearer(token, address, protected=tls is not None or trust_network)
+        self._credentials = None if tls is None else tls.credentials()
         self._closed = False
-        self._channel = grpc.insecure_channel(self.address, options=OPTIONS)
+        self._channel = (
+            grpc.insecure_channel(self.address, options=OPTIONS)
+            if self._credentials is None
+            else grpc.secure_channel(self.address, self._credentials, options=OPTIONS)
+        )
         self._generation: Any = generation_pb2_grpc.GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._block_manager: Any = block_manager_pb2_grpc.BlockManagerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
@@ -152,7 +171,7 @@ class Client:
         request = _convert.generate_request(prompt, chat, token_ids, model, sampling)
         self._check_open()
         apart: Apart[Any] = Apart()
-        call = apart.run(partial(self._generation.Generate, request, timeout=timeout))
+        call = apart.run(partial(self._generation.Generate, request, timeout=timeout, metadata=self._metadata))
         return Stream(call, apart, self.address, timeout)
 
     def complete(
@@ -334,7 +353,7 @@ class Client:
         self._check_open()
         timeout = self.timeout if timeout is None else timeout
         try:
-            return run_apart(partial(method, request, timeout=timeout))
+            return run_apart(partial(method, request, timeout=timeout, metadata=self._metadata))
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address, timeout) from error
 

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 
+from pagedkv.cli import _token
 from pagedkv.cli._app import app
 from pagedkv.cli._generate import chat, generate
 from pagedkv.cli._inspect import (
@@ -24,6 +25,7 @@ from pagedkv.cli._inspect import (
 
 __all__ = ["app", "main"]
 
+app.add_typer(_token.app, name="token")
 for command in (
     generate,
     chat,

@@ -63,6 +63,8 @@ class ExecutorServiceServicer:
         | STEP_NOT_REACHED     | DEADLINE_EXCEEDED   | that step was not completed in time                  |
         | TOO_MANY_READS       | RESOURCE_EXHAUSTED  | 32 reads are under way: try again                    |
         | STOPPING             | UNAVAILABLE         | the executor is about to end                         |
+        | TOKEN_MISSING        | UNAUTHENTICATED     | send `authorization: Bearer TOKEN`                   |
+        | TOKEN_UNKNOWN        | UNAUTHENTICATED     | use the token of the executor's --listen-token-file  |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
