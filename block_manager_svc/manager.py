@@ -38,6 +38,7 @@ from block_manager_svc.oplog.stream import OpStream, Position, Reset, SentStep
 from block_manager_svc.scheduling.loop import Capacity, StepLoop
 from block_manager_svc.scheduling.request import Sampling, SequenceState, TokenRow
 from block_manager_svc.text.model import TextModel
+from block_manager_svc.watchers import Watchers
 
 log = structlog.get_logger(__name__)
 
@@ -173,6 +174,7 @@ class Manager:
         self._link: Link | None = None
         self._callers: dict[int, _Caller] = {}
         self._engine_steps = EngineSteps()
+        self.watchers = Watchers()
         self._grace: asyncio.TimerHandle | None = None
         self._awake = False
         self._idle = asyncio.Event()  # no calls
@@ -484,6 +486,7 @@ class Manager:
         self._engine_steps.give_up(
             Aborted("POOL_RESET", "the pool was reset: every sequence is gone, make them anew"), forget=True
         )
+        self.watchers.reset()
         self._give_up_on_fruitless_steps()
         old = self._loop.table.counters
         self._before = tuple(before + getattr(old, name) for before, name in zip(self._before, _LASTING, strict=True))

@@ -26,6 +26,7 @@ _ROLES: Final = {
     _BLOCK_MANAGER + "GetBlockTables": frozenset({Role.ENGINE, Role.OPERATOR}),
     _BLOCK_MANAGER + "GetSequence": frozenset({Role.ENGINE, Role.OPERATOR}),
     _BLOCK_MANAGER + "Match": frozenset({Role.GATEWAY, Role.ENGINE, Role.OPERATOR}),
+    _BLOCK_MANAGER + "WatchEvents": frozenset({Role.GATEWAY, Role.ENGINE, Role.OPERATOR}),
     _EXECUTOR_LINK + "Attach": frozenset({Role.EXECUTOR}),
 }
 _ADMINISTRATION: Final = frozenset({Role.OPERATOR})

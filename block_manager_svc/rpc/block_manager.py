@@ -15,6 +15,7 @@ from block_manager_svc.rpc import reads
 from block_manager_svc.rpc.authentication import caller
 from block_manager_svc.rpc.columns import engine_namespace
 from block_manager_svc.rpc.step_batch import StepBatch
+from block_manager_svc.rpc.watch import WatchEvents
 from block_manager_svc.scheduling.request import SequenceState
 from pagedkv.v1 import block_manager_pb2 as pb
 from pagedkv.v1 import block_manager_pb2_grpc
@@ -28,10 +29,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
     """Each reply is made in one go in the event loop that also steps, so it is of one moment between two steps."""
 
-    def __init__(self, manager: Manager, callers: Callers) -> None:
+    def __init__(self, manager: Manager, callers: Callers, write_timeout: float) -> None:
         self._manager = manager
         self._callers = callers
         self._step_batch = StepBatch(manager)
+        self._watch_events = WatchEvents(manager, write_timeout)
 
     async def GetPool(self, request: pb.GetPoolRequest, context: _Context) -> pb.GetPoolResponse:  # noqa: N802
         table = self._table()
@@ -82,6 +84,9 @@ class BlockManagerServicer(block_manager_pb2_grpc.BlockManagerServiceServicer):
         realm = caller().tenant.realm
         namespace = self._manager.namespace(realm) if request.generate else engine_namespace(request.adapter)
         return reads.match(table, request, namespace, self._header(table))
+
+    async def WatchEvents(self, request: pb.WatchEventsRequest, context: _Context) -> None:  # noqa: N802
+        await self._watch_events(request, context)
 
     async def Audit(self, request: pb.AuditRequest, context: _Context) -> pb.AuditResponse:  # noqa: N802
         table = self._table()

@@ -84,7 +84,7 @@ class Server:
         self._server = grpc.aio.server(
             interceptors=(Boundary(MAX_REQUEST_BYTES), Authentication(self._callers)), options=_OPTIONS
         )
-        block_manager = BlockManagerServicer(manager, self._callers)
+        block_manager = BlockManagerServicer(manager, self._callers, write_timeout)
         for add, servicer in (
             (generation_pb2_grpc.add_GenerationServiceServicer_to_server, GenerationServicer(manager, write_timeout)),
             (block_manager_pb2_grpc.add_BlockManagerServiceServicer_to_server, block_manager),

@@ -183,6 +183,7 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
     """Both services. Replace a field to change what is answered; `calls` has every request, in order."""
 
     generate: Script = field(default_factory=lambda: texts("Paris", "."))
+    watched: list[object] = field(default_factory=list)
     unary: dict[str, object] = field(
         default_factory=lambda: {
             "ListModels": gen.ListModelsResponse(models=[MODEL]),
@@ -252,6 +253,11 @@ class Scripted(generation_pb2_grpc.GenerationServiceServicer, block_manager_pb2_
 
     def GetBlockTables(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("GetBlockTables", request, context)
+
+    def WatchEvents(self, request: object, context: grpc.ServicerContext) -> Iterator[object]:  # noqa: N802
+        self.calls.append(("WatchEvents", request))
+        for each in self.watched:
+            yield each(request, context) if callable(each) else each
 
     def GetSequence(self, request: object, context: grpc.ServicerContext) -> object:  # noqa: N802
         return self._unary("GetSequence", request, context)

@@ -365,6 +365,27 @@ def test_match_shows_what_is_cached_and_whether_it_fits(service: Scripted, kvctl
     assert matches == [{"cached_tokens": 16, "admission": "later", "shortfall": 2}]
 
 
+def test_watch_shows_events_as_they_come_and_why_it_ends(service: Scripted, kvctl: Kvctl) -> None:
+    told = bm.WatchEventsResponse(
+        phase=bm.WATCH_PHASE_SNAPSHOT_END,
+        kind=bytes([5, 3]),
+        hash=b"1" * 32,
+        place=b"\4\0\0\0",
+        sequence=b"\7" + bytes(7),
+    )
+    service.watched = [told, refusing(code_pb2.ABORTED, "watch again", reason="RESYNC_NEEDED")]
+    ended = kvctl("watch", "--blocks")
+    assert (ended.code, "RESYNC_NEEDED" in ended.err) == (1, True)
+    assert "SequenceCreated" in ended.out
+    assert "snapshot end" in ended.out
+    assert service.requests("WatchEvents") == [bm.WatchEventsRequest(blocks=True)]
+    (line,) = kvctl("watch", "-o", "json").lines
+    assert line["events"] == [
+        {"event": "SequenceCreated", "sequence": 7},
+        {"event": "BlockRemoved", "hash": "31" * 32, "place": 4},
+    ]
+
+
 def test_models(service: Scripted, kvctl: Kvctl) -> None:
     assert cells(kvctl("models").out)[1] == ["tiny", "512", "128", "2 3", "token ids, text, chat"]
     assert kvctl("models", "-o", "json").json["models"][0]["eos_token_ids"] == [2, 3]

@@ -10,7 +10,7 @@
 """
 
 from pagedkv._access import Tls
-from pagedkv._async import AsyncClient, AsyncStream
+from pagedkv._async import AsyncClient, AsyncStream, AsyncWatch
 from pagedkv._batch import Batch, BatchReply, Item, ItemResult
 from pagedkv._errors import (
     Aborted,
@@ -25,7 +25,19 @@ from pagedkv._errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pagedkv._sync import Client, Stream
+from pagedkv._events import (
+    BlockMoved,
+    BlockRemoved,
+    BlockStored,
+    CachedBlocksReset,
+    Event,
+    SequenceCreated,
+    SequenceEnded,
+    TableChanged,
+    WatchPhase,
+    WatchUpdate,
+)
+from pagedkv._sync import Client, Stream, Watch
 from pagedkv._types import (
     Activity,
     Admission,
@@ -64,17 +76,23 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncStream",
+    "AsyncWatch",
     "Audit",
     "Batch",
     "BatchReply",
+    "BlockMoved",
+    "BlockRemoved",
     "BlockStates",
+    "BlockStored",
     "BlockTable",
     "CacheReset",
+    "CachedBlocksReset",
     "Cancelled",
     "Client",
     "Compacted",
     "Completion",
     "DeadlineExceeded",
+    "Event",
     "FailedPrecondition",
     "FinishReason",
     "Header",
@@ -95,15 +113,21 @@ __all__ = [
     "ResourceExhausted",
     "Sample",
     "SamplingOptions",
+    "SequenceCreated",
     "SequenceDetails",
+    "SequenceEnded",
     "SequenceInfo",
     "SequenceState",
     "Sharing",
     "Slots",
     "Stream",
+    "TableChanged",
     "TenantUsage",
     "Tls",
     "TokenLogprob",
     "Unavailable",
     "Usage",
+    "Watch",
+    "WatchPhase",
+    "WatchUpdate",
 ]

@@ -14,11 +14,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagedkv import _convert
+from pagedkv import _convert, _events
 from pagedkv._access import Tls, bearer
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
+from pagedkv._events import WatchUpdate
 from pagedkv._types import (
     Audit,
     BlockTable,
@@ -41,14 +42,14 @@ from pagedkv._types import (
 from pagedkv.v1 import block_manager_pb2, block_manager_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
-class AsyncStream(AsyncIterator[Piece]):
-    """The tokens of one call, as they are sampled: an async iterator, and an async context manager that ends the call.
+class _Reading(AsyncIterator[T]):
+    """What one call streams: an async iterator, and an async context manager that ends the call.
 
-    The call runs from the moment that `AsyncClient.generate` returns. Whatever ends the reading early (leaving the
-    `async with` block or the loop, an exception, the task's cancellation, dropping the stream) cancels the call, and
-    the service takes its blocks back. After `cancel()` the iteration ends, with `usage` None.
+    Whatever ends the reading early (leaving the `async with` block or the loop, an exception, the task's cancellation,
+    dropping it) cancels the call. After `cancel()` the iteration ends.
     """
 
     def __init__(self, call: Any, address: str, timeout: float | None) -> None:
@@ -56,15 +57,9 @@ class AsyncStream(AsyncIterator[Piece]):
         self._loop = asyncio.get_running_loop()
         self._address = address
         self._timeout = timeout
-        self._ready: deque[Piece] = deque()
-        self._usage: Usage | None = None
+        self._ready: deque[T] = deque()
         self._cancelled = False
         self._ended = False
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the call took; None before the stream has come to its end."""
-        return self._usage if self._ended else None
 
     def cancel(self) -> None:
         """Ends the call; may come twice, does nothing after the end."""
@@ -72,7 +67,7 @@ class AsyncStream(AsyncIterator[Piece]):
             self._cancelled = True
             self._call.cancel()
 
-    async def __anext__(self) -> Piece:
+    async def __anext__(self) -> T:
         while not self._cancelled and not self._ended:
             if self._ready:
                 return self._ready.popleft()
@@ -84,11 +79,9 @@ class AsyncStream(AsyncIterator[Piece]):
         try:
             response = await self._call.read()
             if response is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._ready.extend(_convert.pieces(response))
-                self._usage = _convert.usage(response) or self._usage
+                self._ready.extend(self._take(response))
                 return
-            if self._usage is None:
-                raise Internal("STREAM_INCOMPLETE", "the stream ended without usage")
+            self._check_end()
         except grpc.RpcError as error:
             if not self._cancelled:
                 self._ended = True
@@ -107,6 +100,13 @@ class AsyncStream(AsyncIterator[Piece]):
         else:
             self._ended = True
 
+    def _take(self, response: Any) -> Iterable[T]:
+        """What a message holds."""
+        raise NotImplementedError
+
+    def _check_end(self) -> None:
+        """Raises Internal if the stream may not end here."""
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -119,6 +119,37 @@ class AsyncStream(AsyncIterator[Piece]):
         # With its loop gone the call is gone too, and can no longer be cancelled.
         if not self._loop.is_closed():
             self.cancel()
+
+
+class AsyncStream(_Reading[Piece]):
+    """The tokens of one call, as they are sampled: an async iterator, and an async context manager that ends the call.
+
+    The call runs from the moment that `AsyncClient.generate` returns. Whatever ends the reading early (leaving the
+    `async with` block or the loop, an exception, the task's cancellation, dropping the stream) cancels the call, and
+    the service takes its blocks back. After `cancel()` the iteration ends, with `usage` None.
+    """
+
+    _usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the call took; None before the stream has come to its end."""
+        return self._usage if self._ended else None
+
+    def _take(self, response: Any) -> Iterable[Piece]:
+        self._usage = _convert.usage(response) or self._usage
+        return _convert.pieces(response)
+
+    def _check_end(self) -> None:
+        if self._usage is None:
+            raise Internal("STREAM_INCOMPLETE", "the stream ended without usage")
+
+
+class AsyncWatch(_Reading[WatchUpdate]):
+    """What `AsyncClient.watch` tells; without end, until it is left, cancelled, or refused."""
+
+    def _take(self, response: Any) -> Iterable[WatchUpdate]:
+        return (_events.update(response),)
 
 
 class AsyncClient:
@@ -264,6 +295,20 @@ class AsyncClient:
         self._connect()
         request = _convert.slots_request(sequences, first, upto, table_revisions)
         return _convert.slots(await self._unary(self._block_manager.GetBlockTables, request, timeout))
+
+    def watch(
+        self, *, blocks: bool = True, sequences: bool = True, tokens: bool = False, timeout: float | None = None
+    ) -> AsyncWatch:
+        """A snapshot of what is cached and which sequences there are, then every change: an iterator of updates.
+
+        tokens: the tokens of stored blocks too. timeout: seconds for the whole; None: until it is left.
+        The iteration raises Aborted RESYNC_NEEDED when it was read too slowly, POOL_RESET when the pool is another:
+        forget what was told, and watch again.
+        """
+        request = block_manager_pb2.WatchEventsRequest(blocks=blocks, sequences=sequences, tokens=tokens)
+        self._connect()
+        call = self._block_manager.WatchEvents(request, timeout=timeout, metadata=self._metadata)
+        return AsyncWatch(call, self.address, timeout)
 
     async def audit(self, *, timeout: float | None = None) -> Audit:
         """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""

@@ -11,11 +11,12 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagedkv import _convert
+from pagedkv import _convert, _events
 from pagedkv._access import Tls, bearer
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
+from pagedkv._events import WatchUpdate
 from pagedkv._interrupts import Apart, run_apart
 from pagedkv._types import (
     Audit,
@@ -39,14 +40,14 @@ from pagedkv._types import (
 from pagedkv.v1 import block_manager_pb2, block_manager_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
-class Stream(Iterator[Piece]):
-    """The tokens of one call, as they are sampled: an iterator, and a context manager that ends the call.
+class _Reading(Iterator[T]):
+    """What one call streams: an iterator, and a context manager that ends the call.
 
-    The call runs from the moment that `Client.generate` returns. Whatever ends the reading early (leaving the `with`
-    block or the loop, an exception, Ctrl-C, dropping the stream) cancels the call, and the service takes its blocks
-    back. After `cancel()` the iteration ends, with `usage` None.
+    Whatever ends the reading early (leaving the `with` block or the loop, an exception, Ctrl-C, dropping it) cancels
+    the call. After `cancel()` the iteration ends.
     """
 
     def __init__(self, call: Any, apart: Apart[Any], address: str, timeout: float | None) -> None:
@@ -54,15 +55,9 @@ class Stream(Iterator[Piece]):
         self._call = call
         self._address = address
         self._timeout = timeout
-        self._ready: deque[Piece] = deque()
-        self._usage: Usage | None = None
+        self._ready: deque[T] = deque()
         self._cancelled = False
         self._ended = False
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the call took; None before the stream has come to its end."""
-        return self._usage if self._ended else None
 
     def cancel(self) -> None:
         """Ends the call; may come from another thread, may come twice, does nothing after the end."""
@@ -71,7 +66,7 @@ class Stream(Iterator[Piece]):
             self._call.cancel()
         self._apart.close()
 
-    def __next__(self) -> Piece:
+    def __next__(self) -> T:
         while not self._cancelled and not self._ended:
             if self._ready:
                 return self._ready.popleft()
@@ -83,11 +78,9 @@ class Stream(Iterator[Piece]):
         try:
             response = self._apart.run(partial(next, self._call, None))
             if response is not None:
-                self._ready.extend(_convert.pieces(response))
-                self._usage = _convert.usage(response) or self._usage
+                self._ready.extend(self._take(response))
                 return
-            if self._usage is None:
-                raise Internal("STREAM_INCOMPLETE", "the stream ended without usage")
+            self._check_end()
         except grpc.RpcError as error:
             if not self._cancelled:
                 self._ended = True
@@ -97,6 +90,13 @@ class Stream(Iterator[Piece]):
             raise
         else:
             self._ended = True
+
+    def _take(self, response: Any) -> Iterable[T]:
+        """What a message holds."""
+        raise NotImplementedError
+
+    def _check_end(self) -> None:
+        """Raises Internal if the stream may not end here."""
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +108,37 @@ class Stream(Iterator[Piece]):
 
     def __del__(self) -> None:
         self.cancel()
+
+
+class Stream(_Reading[Piece]):
+    """The tokens of one call, as they are sampled: an iterator, and a context manager that ends the call.
+
+    The call runs from the moment that `Client.generate` returns. Whatever ends the reading early (leaving the `with`
+    block or the loop, an exception, Ctrl-C, dropping the stream) cancels the call, and the service takes its blocks
+    back. After `cancel()` the iteration ends, with `usage` None.
+    """
+
+    _usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the call took; None before the stream has come to its end."""
+        return self._usage if self._ended else None
+
+    def _take(self, response: Any) -> Iterable[Piece]:
+        self._usage = _convert.usage(response) or self._usage
+        return _convert.pieces(response)
+
+    def _check_end(self) -> None:
+        if self._usage is None:
+            raise Internal("STREAM_INCOMPLETE", "the stream ended without usage")
+
+
+class Watch(_Reading[WatchUpdate]):
+    """What `Client.watch` tells; without end, until it is left, cancelled, or refused."""
+
+    def _take(self, response: Any) -> Iterable[WatchUpdate]:
+        return (_events.update(response),)
 
 
 class Client:
@@ -259,6 +290,21 @@ class Client:
         """
         request = _convert.slots_request(sequences, first, upto, table_revisions)
         return _convert.slots(self._unary(self._block_manager.GetBlockTables, request, timeout))
+
+    def watch(
+        self, *, blocks: bool = True, sequences: bool = True, tokens: bool = False, timeout: float | None = None
+    ) -> Watch:
+        """A snapshot of what is cached and which sequences there are, then every change: an iterator of updates.
+
+        tokens: the tokens of stored blocks too. timeout: seconds for the whole; None: until it is left.
+        The iteration raises Aborted RESYNC_NEEDED when it was read too slowly, POOL_RESET when the pool is another:
+        forget what was told, and watch again.
+        """
+        request = block_manager_pb2.WatchEventsRequest(blocks=blocks, sequences=sequences, tokens=tokens)
+        self._check_open()
+        apart: Apart[Any] = Apart()
+        call = apart.run(partial(self._block_manager.WatchEvents, request, timeout=timeout, metadata=self._metadata))
+        return Watch(call, apart, self.address, timeout)
 
     def audit(self, *, timeout: float | None = None) -> Audit:
         """Checks every invariant of the page table; takes time proportional to the pool, and stalls steps meanwhile."""

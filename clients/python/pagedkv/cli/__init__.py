@@ -22,11 +22,13 @@ from pagedkv.cli._inspect import (
     status,
     tables,
 )
+from pagedkv.cli._watch import watch
 
 __all__ = ["app", "main"]
 
 app.add_typer(_token.app, name="token")
 for command in (
+    watch,
     generate,
     chat,
     status,

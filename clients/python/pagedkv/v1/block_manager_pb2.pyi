@@ -23,6 +23,24 @@ class Admission(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADMISSION_OK: _ClassVar[Admission]
     ADMISSION_LATER: _ClassVar[Admission]
     ADMISSION_NEVER: _ClassVar[Admission]
+
+class WatchPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WATCH_PHASE_UNSPECIFIED: _ClassVar[WatchPhase]
+    WATCH_PHASE_SNAPSHOT: _ClassVar[WatchPhase]
+    WATCH_PHASE_SNAPSHOT_END: _ClassVar[WatchPhase]
+    WATCH_PHASE_CHANGES: _ClassVar[WatchPhase]
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_BLOCK_STORED: _ClassVar[EventKind]
+    EVENT_KIND_BLOCK_MOVED: _ClassVar[EventKind]
+    EVENT_KIND_BLOCK_REMOVED: _ClassVar[EventKind]
+    EVENT_KIND_CACHE_RESET: _ClassVar[EventKind]
+    EVENT_KIND_SEQUENCE_CREATED: _ClassVar[EventKind]
+    EVENT_KIND_SEQUENCE_ENDED: _ClassVar[EventKind]
+    EVENT_KIND_TABLE_CHANGED: _ClassVar[EventKind]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
@@ -31,6 +49,18 @@ ADMISSION_UNSPECIFIED: Admission
 ADMISSION_OK: Admission
 ADMISSION_LATER: Admission
 ADMISSION_NEVER: Admission
+WATCH_PHASE_UNSPECIFIED: WatchPhase
+WATCH_PHASE_SNAPSHOT: WatchPhase
+WATCH_PHASE_SNAPSHOT_END: WatchPhase
+WATCH_PHASE_CHANGES: WatchPhase
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_BLOCK_STORED: EventKind
+EVENT_KIND_BLOCK_MOVED: EventKind
+EVENT_KIND_BLOCK_REMOVED: EventKind
+EVENT_KIND_CACHE_RESET: EventKind
+EVENT_KIND_SEQUENCE_CREATED: EventKind
+EVENT_KIND_SEQUENCE_ENDED: EventKind
+EVENT_KIND_TABLE_CHANGED: EventKind
 
 class ReplyHeader(_message.Message):
     __slots__ = ("service_id", "epoch", "revision")
@@ -301,6 +331,44 @@ class MatchResponse(_message.Message):
     admission: _containers.RepeatedScalarFieldContainer[Admission]
     shortfall: bytes
     def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., cached: _Optional[bytes] = ..., admission: _Optional[_Iterable[_Union[Admission, str]]] = ..., shortfall: _Optional[bytes] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("blocks", "sequences", "tokens")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    blocks: bool
+    sequences: bool
+    tokens: bool
+    def __init__(self, blocks: _Optional[bool] = ..., sequences: _Optional[bool] = ..., tokens: _Optional[bool] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("header", "phase", "block_size", "kind", "hash", "parent", "place", "namespace", "namespaces", "tokens", "sequence", "table_revision")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    header: ReplyHeader
+    phase: WatchPhase
+    block_size: int
+    kind: bytes
+    hash: bytes
+    parent: bytes
+    place: bytes
+    namespace: bytes
+    namespaces: _containers.RepeatedScalarFieldContainer[bytes]
+    tokens: bytes
+    sequence: bytes
+    table_revision: bytes
+    def __init__(self, header: _Optional[_Union[ReplyHeader, _Mapping]] = ..., phase: _Optional[_Union[WatchPhase, str]] = ..., block_size: _Optional[int] = ..., kind: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., place: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., sequence: _Optional[bytes] = ..., table_revision: _Optional[bytes] = ...) -> None: ...
 
 class ResetCacheRequest(_message.Message):
     __slots__ = ()

@@ -69,6 +69,11 @@ class BlockManagerServiceStub:
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesRequest.SerializeToString,
                 response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesResponse.FromString,
                 _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/pagedkv.v1.BlockManagerService/WatchEvents',
+                request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsResponse.FromString,
+                _registered_method=True)
         self.Audit = channel.unary_unary(
                 '/pagedkv.v1.BlockManagerService/Audit',
                 request_serializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditRequest.SerializeToString,
@@ -189,6 +194,33 @@ class BlockManagerServiceServicer:
         | TABLE_REVISION_STALE | FAILED_PRECONDITION | the table has changed: read it again |
         | WINDOW_PASSED        | FAILED_PRECONDITION | it gave the blocks of these slots up |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry |
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """First a snapshot of what can be found in the prefix cache and which sequences there are, then every
+        change, for as long as the call lasts: for routers that send a prompt where its prefix is cached.
+
+        * Events are in the order in which they happened. Those of one command are never torn apart by others';
+        a message's `header.revision` is that of the page table after its last command.
+        * Who applies the snapshot and all changes knows at each message what was true at its revision.
+        * A block's hash is SHA-256 over its parent's hash (32 zero bytes for the first), the length of its
+        namespace (u32, little-endian), the namespace, the length of its tokens in bytes (u32), its tokens
+        (i32) and its extra keys. It is a name for others; within the service nothing is found by it.
+        * Nothing is sent of another tenant's, but to operators. Of sequences that come and go within one
+        step or batch only operators hear.
+        * Without a change a message without events comes every 10 s: the reader knows all up to its revision.
+        * A reader that is too slow is told so by the end of the call, never by a gap, and disturbs nobody.
+
+        | Error                | Code               | Recovery                                   |
+        |----------------------|--------------------|--------------------------------------------|
+        | RESYNC_NEEDED        | ABORTED            | too many changes wait: forget all, watch again |
+        | READER_TOO_SLOW      | ABORTED            | read messages as they come; watch again    |
+        | POOL_RESET           | ABORTED            | nothing that was told is left: watch again |
+        | TOO_MANY_WATCHERS    | RESOURCE_EXHAUSTED | 64 readers are there: try again            |
+        | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry     |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -373,6 +405,11 @@ def add_BlockManagerServiceServicer_to_server(servicer, server):
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesRequest.FromString,
                     response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesResponse.SerializeToString,
             ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsRequest.FromString,
+                    response_serializer=pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsResponse.SerializeToString,
+            ),
             'Audit': grpc.unary_unary_rpc_method_handler(
                     servicer.Audit,
                     request_deserializer=pagedkv_dot_v1_dot_block__manager__pb2.AuditRequest.FromString,
@@ -549,6 +586,33 @@ class BlockManagerService:
             '/pagedkv.v1.BlockManagerService/GetBlockTables',
             pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesRequest.SerializeToString,
             pagedkv_dot_v1_dot_block__manager__pb2.GetBlockTablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagedkv.v1.BlockManagerService/WatchEvents',
+            pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsRequest.SerializeToString,
+            pagedkv_dot_v1_dot_block__manager__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,
