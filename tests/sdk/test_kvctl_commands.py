@@ -379,7 +379,7 @@ def test_watch_shows_events_as_they_come_and_why_it_ends(service: Scripted, kvct
     assert "SequenceCreated" in ended.out
     assert "snapshot end" in ended.out
     assert service.requests("WatchEvents") == [bm.WatchEventsRequest(blocks=True)]
-    (line,) = kvctl("watch", "-o", "json").lines
+    line = json.loads(kvctl("watch", "-o", "json").out)
     assert line["events"] == [
         {"event": "SequenceCreated", "sequence": 7},
         {"event": "BlockRemoved", "hash": "31" * 32, "place": 4},
