@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from core_model_accounts import ModelAccounts, ModelQuota
@@ -17,6 +18,8 @@ from block_manager_svc.core import Extended, PageTable, Retention
 from block_manager_svc.core.admission import Verdict
 from block_manager_svc.core.extra_keys import ExtraKeys
 from block_manager_svc.core.step import BlockOps, OpKind
+
+GARBAGE = -1  # in a slot that nothing is read from any more
 
 # A token, and the extra key of its position if it has one: they are one thing here.
 Token = int | tuple[int, bytes]
@@ -859,7 +862,7 @@ class Device:
     def __init__(self, num_blocks: int, block_size: int, num_host: int = 0) -> None:
         self.block_size = block_size
         self.first_slot = num_blocks  # of the host, as the core numbers it
-        self.slots: list[object] = [None] * ((num_blocks + num_host) * block_size)
+        self.slots: Any = [None] * ((num_blocks + num_host) * block_size)
         self.writer: dict[int, int] = {}  # place -> the tenant that wrote it
 
     def run(self, model: Model, sequences: list[int], upto: list[int], extended: Extended) -> None:
@@ -869,30 +872,43 @@ class Device:
 
     def copy(self, ops: BlockOps) -> None:
         """Copies, and zeroes, in order."""
-        size = self.block_size
-        for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
-            kept = self.slots[src * size : (src + 1) * size]
-            self.slots[dst * size : (dst + 1) * size] = kept if kind == OpKind.COPY else [None] * size
+        self.apply(ops)
+        for source, target, kind in self._places(ops):
             if kind == OpKind.ZERO:
-                self.writer.pop(dst, None)
-            elif src in self.writer:
-                self.writer[dst] = self.writer[src]
+                self.writer.pop(target, None)
+            elif source in self.writer:
+                self.writer[target] = self.writer[source]
+
+    def move(self, ops: BlockOps) -> None:
+        """Moves in order; what is left behind is garbage, unless something has come there since."""
+        self.copy(ops)
+        size, vacated = self.block_size, set()
+        for source, target, _ in self._places(ops):
+            vacated.add(source)
+            vacated.discard(target)
+        for place in vacated:
+            self.slots[place * size : (place + 1) * size] = [GARBAGE] * size
+
+    def apply(self, ops: BlockOps) -> None:
+        """Carries the ops out, one by one."""
+        size = self.block_size
+        for source, target, kind in self._places(ops):
+            kept = self.slots[source * size : (source + 1) * size]
+            self.slots[target * size : (target + 1) * size] = [None] * size if kind == OpKind.ZERO else kept
+
+    def _places(self, ops: BlockOps) -> Iterator[tuple[int, int, int]]:
+        """Source, target and kind of each, in the core's numbering of device and host."""
+        for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
+            yield (
+                src + self.first_slot * (kind == OpKind.SWAP_IN),
+                dst + self.first_slot * (kind == OpKind.SWAP_OUT),
+                kind,
+            )
 
     def give(self, block: int, tenant: int) -> None:
         """Asserts that a tenant which is given a new block finds nothing there that another has written."""
         assert self.writer.get(block, tenant) == tenant, (block, tenant)
         self.writer[block] = tenant
-
-    def move(self, ops: BlockOps) -> None:
-        """Moves in order, one by one; what is left behind is garbage."""
-        size, host = self.block_size, self.first_slot
-        for kind, src, dst in zip(ops.kind.tolist(), ops.src.tolist(), ops.dst.tolist(), strict=True):
-            source = src + host * (kind == OpKind.SWAP_IN)
-            target = dst + host * (kind == OpKind.SWAP_OUT)
-            self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
-            self.slots[source * size : (source + 1) * size] = ["garbage"] * size
-            if source in self.writer:
-                self.writer[target] = self.writer[source]
 
     def write(self, model: Model, sequences: list[int], upto: list[int]) -> None:
         """Writes K/V of positions [computed, upto[i]) of each."""

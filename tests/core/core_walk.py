@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class Walk:
         sequences: int,
         longest: int = 60,
         beside_model: bool = False,
+        make_device: Callable[[int, int, int], Device] = Device,
     ) -> None:
         self.draw = random.Random(seed)
         self.size = block_size
@@ -68,7 +70,7 @@ class Walk:
         eviction = self.draw.choice(sorted(POLICIES))
         watermark = self.draw.choice((0, 3))
         self.table = PageTable(num_blocks, block_size, num_host=num_host, eviction=eviction, watermark=watermark)
-        self.device = Device(num_blocks, block_size, num_host)
+        self.device = make_device(num_blocks, block_size, num_host)
         self.model = Model(num_blocks, block_size, eviction, num_host, watermark) if beside_model else None
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
@@ -467,7 +469,14 @@ class Walk:
         assert (wrong := self.table.check()) == [], wrong
 
 
-def walk(seed: int, commands: int, *, check_every: int = 500, beside_model: bool = False) -> Counter[str]:
+def walk(
+    seed: int,
+    commands: int,
+    *,
+    check_every: int = 500,
+    beside_model: bool = False,
+    make_device: Callable[[int, int, int], Device] = Device,
+) -> Counter[str]:
     """Walks, and returns what was done. Raises AssertionError with the seed and the step."""
     num_blocks = (24, 64, 200)[seed // 4 % 3]
     it = Walk(
@@ -477,6 +486,7 @@ def walk(seed: int, commands: int, *, check_every: int = 500, beside_model: bool
         block_size=(1, 2, 4, 7)[seed % 4],
         sequences=min(24, num_blocks // 4),
         beside_model=beside_model,
+        make_device=make_device,
     )
     for step in range(commands):
         try:
