@@ -9,53 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from core_model import Device
 from core_walk import walk
+from support.stamped_pool import Slots
 
 from block_manager_svc.core.step import BlockOps
 from gpu_executor.pool import ops as pool_ops
 from gpu_executor.pool.device_pool import DevicePool, HostPool
-from gpu_executor.pool.storage import BlockStorage
 from gpu_executor.step import BlockOps as ExecutorOps
 from gpu_executor.step import Geometry, OpKind
 
 LAYERS, HEADS = 2, 2
-
-
-class Slots:
-    """The slots of both pools, in the core's numbering, as numbers: each the same in all layers, heads and dims."""
-
-    def __init__(self, device: DevicePool, host: HostPool) -> None:
-        self._pools = device, host
-        self._size = device.geometry.block_size
-
-    def __setitem__(self, at: int | slice, value: Any) -> None:
-        slots, values = (range(at, at + 1), [value]) if isinstance(at, int) else (range(at.start, at.stop), value)
-        for slot, each in zip(slots, values, strict=True):
-            for plane in self._planes(slot):
-                plane.copy_(torch.from_numpy(np.full(plane.shape, each, np.int64)).view(torch.float64))
-
-    def __getitem__(self, at: slice) -> list[int]:
-        found = []
-        for slot in range(at.start, at.stop):
-            values = {int(v) for plane in self._planes(slot) for v in plane.contiguous().view(torch.int64).flatten()}
-            assert len(values) == 1, f"slot {slot} holds {values}"
-            found.append(values.pop())
-        return found
-
-    def _planes(self, slot: int) -> list[torch.Tensor]:
-        """K and V of each layer."""
-        place, offset = divmod(slot, self._size)
-        device, host = self._pools
-        pool: BlockStorage = device
-        if place >= device.num_blocks:
-            pool, place = host, place - device.num_blocks
-        return [view(layer)[place, offset] for layer in range(LAYERS) for view in (pool.k_view, pool.v_view)]
 
 
 class RealDevice(Device):
