@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.core.clock import best_median, us
-from benchmarks.core.ours import Decode, allocate_free, filled, tokens
+from benchmarks.core.ours import Decode, allocate_free, filled, pool_of, tokens
 from benchmarks.core.work import BLOCK, TOUCHED
 from block_manager_svc.core import PageTable
-from block_manager_svc.core.eviction import LRU
-from block_manager_svc.core.pool import BlockPool
 
 POOLS = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 IDLE = (0, 1_000, 10_000, 100_000)
@@ -38,9 +36,9 @@ def _decode(blocks: int, idle: int) -> float:
 
 
 def _allocate_last(blocks: int) -> float:
-    pool = BlockPool(blocks, 0, BLOCK, lambda blocks, _: LRU(blocks))
-    pool.take(blocks - 1 - TOUCHED)
-    return best_median(lambda: us(lambda: pool.release(pool.take(TOUCHED))), 200)
+    pool, who = pool_of(blocks), np.zeros(TOUCHED, np.int64)
+    pool.take(np.zeros(blocks - 1 - TOUCHED, np.int64))
+    return best_median(lambda: us(lambda: pool.release(pool.take(who)[0], who)), 200)
 
 
 def _come_and_go(idle: int) -> float:
