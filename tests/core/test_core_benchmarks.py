@@ -14,10 +14,8 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ours, growth):
         monkeypatch.setattr(module, "best_median", lambda sample, samples: sample())
     monkeypatch.setattr(ours, "NUM_BLOCKS", 4096)
-    monkeypatch.setattr(
-        ours.Decode.__init__, "__kwdefaults__", ours.Decode.__init__.__kwdefaults__ | {"num_blocks": 4096}
-    )
-    yield
+    begin = ours.Decode.__init__
+    monkeypatch.setattr(begin, "__kwdefaults__", begin.__kwdefaults__ | {"num_blocks": 4096})
 
 
 @pytest.mark.parametrize(
