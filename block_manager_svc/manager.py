@@ -260,6 +260,7 @@ class Manager:
             Draining("this service is about to stop, and every sequence with it: make them anew elsewhere"),
             forget=False,
         )
+        self.watchers.end(Draining())
         if self._link is not None:
             self._link.close(Draining("this service is about to stop: attach again after a pause"))
 

@@ -190,10 +190,15 @@ class Watchers:
 
     def reset(self) -> None:
         """The page table is gone."""
-        why = Aborted("POOL_RESET", "the pool was reset: watch again, for a snapshot of the new one")
+        self.end(Aborted("POOL_RESET", "the pool was reset: watch again, for a snapshot of the new one"))
+
+    def end(self, why: Refused) -> None:
+        """Tells all readers why no more comes."""
         for reader in self._readers:
             reader.fail(why)
         self._readers.clear()
+        if self._table is not None:
+            self._table.unwatch()
         self._table = self._log = None
 
     def _wake(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc.aio
 import numpy as np
 
-from block_manager_svc.core.errors import ExecutorUnavailable
+from block_manager_svc.core.errors import Draining, ExecutorUnavailable
 from block_manager_svc.core.events import (
     BlockMoved,
     BlockRemoved,
@@ -42,6 +42,8 @@ class WatchEvents:
         table, who = self._manager.page_table, caller()
         if table is None:
             raise ExecutorUnavailable("no executor has attached yet, so there is no pool: start one, or try again")
+        if self._manager.draining:
+            raise Draining
         both = request.blocks == request.sequences  # neither is both
         scope = Scope(
             request.blocks or both,

@@ -247,6 +247,17 @@ async def test_a_reset_of_the_pool_ends_the_watch() -> None:
         again.call.cancel()
 
 
+async def test_a_service_that_is_about_to_stop_says_so_to_its_readers() -> None:
+    async with running_service() as service:
+        reading = Reading(service)
+        await reading.snapshot()
+        await service.manager.drain(0)
+        refusal = await refused(until_ended(reading))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+        assert table_of(service)._pool.index.events is None
+        assert (await refused(Reading(service).next())).reason == "DRAINING"
+
+
 async def test_readers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchers, "MAX_READERS", 1)
     async with running_service() as service:

@@ -220,6 +220,7 @@ class BlockManagerServiceServicer:
         | READER_TOO_SLOW      | ABORTED            | read messages as they come; watch again    |
         | POOL_RESET           | ABORTED            | nothing that was told is left: watch again |
         | TOO_MANY_WATCHERS    | RESOURCE_EXHAUSTED | 64 readers are there: try again            |
+        | DRAINING             | UNAVAILABLE        | the service is about to stop: use another  |
         | EXECUTOR_UNAVAILABLE | UNAVAILABLE        | no executor ever attached: wait, retry     |
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
