@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     zero_between_tenants: bool = Field(
         True, description="zero a block that another tenant has written before it is given out"
     )
+    folding: bool = Field(
+        False, description="let a block that was computed twice give way to the first; its last bits may differ"
+    )
     executor_grace: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="seconds that calls wait for a lost executor to come back"
     )

@@ -57,6 +57,7 @@ class Limits:
     eviction: EvictionName = "lru"  # of the prefix cache
     watermark: float = 0.01  # part of the pool that admissions leave to those who are here
     zero_between_tenants: bool = True  # what one has written is gone before another gets the block
+    folding: bool = False  # equal blocks become one
     executor_grace_s: float = 30.0  # how long calls outlive their executor
     heartbeat_interval_ms: int = 1000
     silence_limit_ms: int = 10_000
@@ -475,6 +476,7 @@ class Manager:
             eviction=self.limits.eviction,
             watermark=int(self.limits.watermark * (hello.num_blocks - 1)),
             zero_crossing=self.limits.zero_between_tenants,
+            folding=self.limits.folding,
         )
         if self._limit is not None:
             table.resize(min(self._limit, table.limit))

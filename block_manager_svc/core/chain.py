@@ -48,8 +48,8 @@ def node_at(s: Sequences, pool: BlockPool, size: int, row: int, full: int) -> in
     return node if blocks.size == full else NO_NODE
 
 
-def seal(s: Sequences, pool: BlockPool, size: int, rows: I64, first: I64, count: I64) -> None:
-    """Seals logical blocks first[i] .. + count[i] of each row."""
+def seal(s: Sequences, pool: BlockPool, size: int, rows: I64, first: I64, count: I64) -> list[int]:
+    """Seals logical blocks first[i] .. + count[i] of each row. Returns the nodes that they are chained behind."""
     counts = count.tolist()
     if max(counts) == 1:
         tokens = s.tokens.gather_equal(rows, first * size, size).tobytes()
@@ -57,12 +57,21 @@ def seal(s: Sequences, pool: BlockPool, size: int, rows: I64, first: I64, count:
     else:
         tokens = s.tokens.gather(rows, first * size, count * size).tobytes()
         blocks = s.tables.gather(rows, first, count)
-    parents = s.node[rows].tolist()
+    parents: list[int] = s.node[rows].tolist()
     for i, node in enumerate(parents):
         if not pool.index.is_alive(node):
             parents[i] = node_at(s, pool, size, int(rows[i]), int(first[i]))
     extra = _keys_of_sealed(s, size, rows, first, count) if s.extra else {}
     s.node[rows] = pool.seal(parents, counts, tokens, blocks.astype(np.int64), extra)
+    return parents
+
+
+def canonical(s: Sequences, pool: BlockPool, size: int, row: int, parent: int, first: int, count: int) -> I64:
+    """Places of the canonical blocks of logical blocks first .. + count of a row, behind node `parent`."""
+    tokens = s.tokens.values(row, (first + count) * size)[first * size :].tobytes()
+    keys = by_block(s.extra.get(int(s.id[row]), ()), size)
+    here = {block - first: key for block, key in keys.items() if block >= first}
+    return pool.index.find(parent, tokens, here)[1]
 
 
 def _keys_of_sealed(s: Sequences, size: int, rows: I64, first: I64, count: I64) -> dict[int, bytes]:

@@ -13,13 +13,14 @@ import numpy as np
 from block_manager_svc.core.arguments import Integers, check_length, column, count_column, integers, token_ids
 from block_manager_svc.core.audit import audit
 from block_manager_svc.core.beginnings import Beginnings
-from block_manager_svc.core.chain import node_at, seal
+from block_manager_svc.core.chain import canonical, node_at, seal
 from block_manager_svc.core.compaction import compact
 from block_manager_svc.core.errors import InvalidArgument, OutOfBlocks, ResourceExhausted
 from block_manager_svc.core.events import EventLog, HashBlock, chained_sha256
 from block_manager_svc.core.eviction import POLICIES, EvictionName
 from block_manager_svc.core.extension import Plan, carry_out, decide
 from block_manager_svc.core.extra_keys import ExtraKeys, by_place
+from block_manager_svc.core.folding import fold
 from block_manager_svc.core.geometry import check_pool
 from block_manager_svc.core.pins import Pins
 from block_manager_svc.core.pool import BlockPool
@@ -47,7 +48,7 @@ class PageTable(Beginnings):
     Raises SequenceNotFound for an id that is not alive, InvalidArgument for values that cannot be.
     """
 
-    __slots__ = ("_plan_key", "_planned")
+    __slots__ = ("_folding", "_plan_key", "_planned")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class PageTable(Beginnings):
         eviction: EvictionName = "lru",
         watermark: int = 0,
         zero_crossing: bool = True,
+        folding: bool = False,
     ) -> None:
         """num_host: slots of the host pool. Two of them hold nothing at rest: slot 0, and one that exchanges need.
 
@@ -66,11 +68,13 @@ class PageTable(Beginnings):
 
         eviction: which cached block goes first, one of `eviction.POLICIES`.
         watermark: blocks that `begin` leaves to the sequences that are here, see `admission`.
+        folding: a block that doubles a canonical one gives way to it, see `folding`.
         zero_crossing: a block that another tenant wrote is zeroed, by a block op, before it is given out.
         """
         check_pool(num_blocks, num_host, block_size, watermark, eviction)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._folding = folding
         self.watermark = watermark
         self.revision = 0  # commands executed
         self.now = 0  # ms, as `advance` was told
@@ -246,10 +250,11 @@ class PageTable(Beginnings):
         self.revision += 1
         s.mark(shorter, self.revision)
 
-    def commit(self, sequences: Integers, upto: Integers) -> None:
+    def commit(self, sequences: Integers, upto: Integers) -> I64:
         """K/V of positions < upto[i] are written. Blocks that are full by it are sealed and can be found by others.
 
-        Of a sequence with a window, what no position from upto[i] on sees is given up.
+        Returns the sequences whose tables changed by it: of a sequence with a window, what no position from upto[i] on
+        sees is given up; with `folding`, doubles of canonical blocks give way to these.
 
         InvalidArgument UPTO_NOT_WRITABLE: upto lies beyond the tokens known, or beyond what `extend` or `grow` made
         writable.
@@ -265,14 +270,21 @@ class PageTable(Beginnings):
         full = to // self.block_size
         before = computed // self.block_size
         crossing = (full != before).nonzero()[0]
+        changed = _NONE
         if crossing.size:
             sealing = rows[crossing], before[crossing], full[crossing] - before[crossing]
-            seal(s, self._pool, self.block_size, *sealing)
+            parents = seal(s, self._pool, self.block_size, *sealing)
+            if self._folding:
+                changed = self._fold(parents, *sealing)
             self._retentions.apply(s, self._pool, *sealing)
         s.computed[rows] = to
         self.revision += 1
-        if s.windowed and (changed := give_up(s, self._pool, self.block_size, rows, to)).size:
+        if s.windowed:
+            changed = np.union1d(changed, give_up(s, self._pool, self.block_size, rows, to))
+        if changed.size:
+            self._pool.note_peaks()
             s.mark(changed, self.revision)
+        return s.id[changed]
 
     def drop(self, sequences: Integers) -> None:
         """Preemption by recomputation: gives all blocks back and keeps the tokens; nothing is computed any more."""
@@ -398,6 +410,12 @@ class PageTable(Beginnings):
             self._planned = decide(s, self._pool, self.block_size, rows, computed, upto)
             self._plan_key = key
         return self._planned
+
+    def _fold(self, parents: list[int], rows: I64, first: I64, count: I64) -> I64:
+        s, pool = self._sequences, self._pool
+        sealed = zip(rows.tolist(), parents, first.tolist(), count.tolist(), strict=True)
+        paths = [canonical(s, pool, self.block_size, *each) for each in sealed]
+        return fold(s, pool, rows, parents, paths, first)
 
     def _release(self, rows: I64) -> None:
         s = self._sequences

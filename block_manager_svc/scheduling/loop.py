@@ -353,7 +353,10 @@ class StepLoop:
         sequences = np.array([step.samples[i].sequence for i in alive], np.int64)
         upto = step.upto if len(alive) == len(step.samples) else step.upto[alive]
         self.counters.computed_tokens += int((upto - self.table.computed(sequences)).sum())
-        self.table.commit(sequences, upto)
+        folded = set(self.table.commit(sequences, upto).tolist())
+        for i in alive if folded else ():
+            sample = step.samples[i]
+            self._rows.stale[sample.row] |= sample.sequence in folded
 
         news = StepNews({}, {})
         grown: list[int] = []

@@ -71,13 +71,20 @@ class Model:
     """Predicts every number that a PageTable answers, block numbers included."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, eviction: str = "lru", num_host: int = 0, watermark: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        eviction: str = "lru",
+        num_host: int = 0,
+        watermark: int = 0,
+        folding: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks  # what is numbered from here on lies on the host
         self.free_slots = set(range(num_blocks + 1, num_blocks + num_host))
         self.eviction = eviction
         self.watermark = watermark
+        self.folding = folding
         self.uses: Counter[int] = Counter()  # times that a cached block was found, since it holds what it does
         self.main: set[int] = set()  # S3-FIFO: blocks of the main queue
         self.known: set[int] = set()  # blocks that were cached since they hold what they do
@@ -523,9 +530,22 @@ class Model:
             if key not in self.index:
                 self.index[key] = block
                 self.node_of[block] = next(self._nodes)
-            s.node = self.node_of[self.index[key]]
-            self._retain(sequence, [block] if block in self.node_of else [])
+            canonical = self.index[key]
+            s.node = self.node_of[canonical]
+            if self.folding and canonical not in (block, *range(self.num_blocks, self.places)):
+                self._fold(s, place, canonical)
+            self._retain(sequence, [b for b in s.table[place : place + 1] if b in self.node_of])
         s.computed = upto
+
+    def _fold(self, s: ModelSequence, place: int, canonical: int) -> None:
+        """The canonical block comes into the place of its double, which its sequence gives back."""
+        self._uncache([canonical])
+        self._take_over([canonical], s.tenant)
+        double, s.table[place] = s.table[place], canonical
+        s.table.append(double)
+        self._pop(s)
+        if self.refcount(double) == 0:
+            self._give_back(double)
 
     def fork(self, sequence: int, child: int) -> None:
         s = self.sequences[sequence]

@@ -68,10 +68,12 @@ class Walk:
         self.size = block_size
         self.most, self.longest = sequences, longest
         eviction = self.draw.choice(sorted(POLICIES))
-        watermark = self.draw.choice((0, 3))
-        self.table = PageTable(num_blocks, block_size, num_host=num_host, eviction=eviction, watermark=watermark)
+        watermark, folding = self.draw.choice((0, 3)), self.draw.choice((False, True))
+        self.table = PageTable(
+            num_blocks, block_size, num_host=num_host, eviction=eviction, watermark=watermark, folding=folding
+        )
         self.device = make_device(num_blocks, block_size, num_host)
-        self.model = Model(num_blocks, block_size, eviction, num_host, watermark) if beside_model else None
+        self.model = Model(num_blocks, block_size, eviction, num_host, watermark, folding) if beside_model else None
         self.held: dict[int, Held] = {}
         self.counts: Counter[str] = Counter()
         self.reservation = self.reserved_for = 0  # for the next `grow` or `begin` of this tenant

@@ -35,11 +35,14 @@ RETENTIONS = st.sampled_from(
 
 class PageTableMachine(RuleBasedStateMachine):
     @initialize(
-        block_size=st.integers(1, 4), eviction=st.sampled_from(sorted(POLICIES)), num_host=st.sampled_from([8, 4, 0])
+        block_size=st.integers(1, 4),
+        eviction=st.sampled_from(sorted(POLICIES)),
+        num_host=st.sampled_from([8, 4, 0]),
+        folding=st.booleans(),
     )
-    def start(self, block_size: int, eviction: str, num_host: int) -> None:
-        self.table = PageTable(NUM_BLOCKS, block_size, eviction=eviction, num_host=num_host)
-        self.model = Model(NUM_BLOCKS, block_size, eviction, num_host)
+    def start(self, block_size: int, eviction: str, num_host: int, folding: bool) -> None:
+        self.table = PageTable(NUM_BLOCKS, block_size, eviction=eviction, num_host=num_host, folding=folding)
+        self.model = Model(NUM_BLOCKS, block_size, eviction, num_host, folding=folding)
         self.device = Device(NUM_BLOCKS, block_size, num_host)
         self.ended: list[int] = []
         self.pins = self.reservations = 0  # ids that were given

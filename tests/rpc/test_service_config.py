@@ -47,6 +47,7 @@ def test_every_setting_may_come_from_the_environment_and_the_file(
         "eviction": "lfu",
         "watermark": 0.05,
         "zero_between_tenants": False,
+        "folding": True,
         "executor_grace": 1.5,
         "heartbeat_interval": 2.5,
         "silence_limit": 12.5,

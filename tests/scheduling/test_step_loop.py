@@ -29,6 +29,7 @@ class World:
     token_budget: int = 64
     max_context: int = 200
     max_waiting: int = 100
+    folding: bool = False
     received: dict[int, list[TokenRow]] = field(default_factory=dict)
     asked: dict[int, tuple[list[int], Sampling]] = field(default_factory=dict)
     failed: dict[int, Refused] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class World:
         self.executor = PaperExecutor(self.num_blocks, self.block_size, self.max_rows, VOCAB)
 
     def new_table(self) -> PageTable:
-        return PageTable(self.num_blocks, self.block_size)
+        return PageTable(self.num_blocks, self.block_size, folding=self.folding)
 
     def capacity(self) -> Capacity:
         return Capacity(self.max_context, self.max_rows, self.token_budget, self.max_waiting, VOCAB)
@@ -152,6 +153,21 @@ def test_identical_prompts_in_flight_do_not_read_what_is_not_written_and_survive
     world.assert_undisturbed(third)
     assert world.loop.call(third).cached_tokens == 20  # whole blocks below the last token
     assert world.loop.call(second).cached_tokens == 0
+
+
+@pytest.mark.parametrize("num_blocks", [64, 16])
+def test_identical_prompts_in_flight_share_their_blocks_once_they_are_folded(num_blocks: int) -> None:
+    apart, folded = World(num_blocks=num_blocks), World(num_blocks=num_blocks, folding=True)
+    shared = []
+    for world in (apart, folded):
+        calls = [world.submit(prompt_of(24), 12) for _ in range(2)] + [world.submit(prompt_of(11), 12, n=2)]
+        most = 0
+        while world.step():
+            most = max(most, world.loop.table.sharing().shared_blocks)
+        shared.append(most)
+        for call in calls:
+            world.assert_undisturbed(call)
+    assert shared[1] > shared[0] or num_blocks == 16  # where preemption has the second find what the first left
 
 
 def test_a_cached_prompt_leaves_one_token_to_compute() -> None:
