@@ -19,6 +19,7 @@ import pytest
 import trustme
 from support.processes import Process, Stack, free_port
 
+from block_manager_svc.config import Settings as ServiceSettings
 from pagedkv import AsyncClient, Client, InvalidArgument, PagedKvError, Tls, Unavailable
 from pagedkv.v1 import executor_pb2, executor_pb2_grpc
 
@@ -123,10 +124,38 @@ def test_without_the_right_certificates_there_is_no_connection(secured: Secured)
             client.pool()
 
 
+def environment_of(secured: Secured) -> dict[str, str]:
+    names = {"PAGEDKV_TLS_CA": "ca.pem", "PAGEDKV_CLIENT_CERT": "client.pem", "PAGEDKV_CLIENT_KEY": "client.key"}
+    return {name: str(secured.folder / file) for name, file in names.items()}
+
+
+def test_clients_take_token_and_certificates_from_the_environment(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment_of(secured).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PAGEDKV_TOKEN", "blue-operator")
+    with Client(secured.stack.address, timeout=20) as client:
+        assert outcome(client) == ""
+
+    async def blocks() -> int:
+        async with AsyncClient(secured.stack.address, timeout=20) as client:
+            return (await client.pool()).block_size
+
+    assert asyncio.run(blocks()) > 0
+    with Client(secured.stack.address, token="blue-gateway", timeout=20) as client:
+        assert outcome(client) == "ROLE_NOT_ALLOWED", "what is given counts, not the environment"
+
+
+def test_the_environment_of_callers_and_of_the_service_have_no_name_in_common(secured: Secured) -> None:
+    settings = {f"PAGEDKV_{name.upper()}" for name in ServiceSettings.model_fields}
+    assert settings.isdisjoint({"PAGEDKV_TOKEN", "PAGEDKV_ADDRESS", "PAGEDKV_TRUST_NETWORK", *environment_of(secured)})
+
+
 def test_kvctl_takes_token_and_certificates_from_options_and_environment(secured: Secured) -> None:
     names = {"CA": "ca.pem", "CERT": "client.pem", "KEY": "client.key"}
     files = {name: str(secured.folder / file) for name, file in names.items()}
-    environment = {f"PAGEDKV_TLS_{name}": file for name, file in files.items()}
+    environment = environment_of(secured)
     done = secured.kvctl("-o", "json", "status", PAGEDKV_TOKEN="blue-operator", **environment)
     assert (done.returncode, json.loads(done.stdout)["healthy"]) == (0, True)
     options = [word for name, file in files.items() for word in (f"--tls-{name.lower()}", file)]

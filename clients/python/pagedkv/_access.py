@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -44,6 +45,27 @@ def _read(path: str | PathLike[str] | None) -> bytes | None:
     except OSError as error:
         why = f"{path}: {error.strerror or error}"
         raise InvalidArgument("TLS_FILE_UNREADABLE", why, numbers={"file": str(path)}) from error
+
+
+def access(
+    token: str | None, tls: Tls | None, address: str, *, trust_network: bool
+) -> tuple[Metadata | None, grpc.ChannelCredentials | None]:
+    """What a client's calls carry, and what its channel is made with; None: plain HTTP/2.
+
+    A token or TLS that is not given comes from the environment. Raises what `bearer` and `Tls.credentials` raise.
+    """
+    if token is None:
+        token = os.environ.get("PAGEDKV_TOKEN") or None
+    if tls is None:
+        tls = _tls_of_environment()
+    return bearer(token, address, protected=tls is not None or trust_network), tls.credentials() if tls else None
+
+
+def _tls_of_environment() -> Tls | None:
+    # Not PAGEDKV_TLS_CERT and _KEY: these are settings of the service, for the certificate that it serves with.
+    names = "PAGEDKV_TLS_CA", "PAGEDKV_CLIENT_CERT", "PAGEDKV_CLIENT_KEY"
+    files = [os.environ.get(name) or None for name in names]
+    return Tls(*files) if any(files) else None
 
 
 def bearer(token: str | None, address: str, *, protected: bool) -> Metadata | None:

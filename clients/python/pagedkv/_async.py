@@ -15,7 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert, _events
-from pagedkv._access import Tls, bearer
+from pagedkv._access import Tls, access
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import Cancelled, DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
@@ -169,8 +169,7 @@ class AsyncClient:
     ) -> None:
         self.address = check_address(address)
         self.timeout = timeout
-        self._metadata = bearer(token, address, protected=tls is not None or trust_network)
-        self._credentials = None if tls is None else tls.credentials()
+        self._metadata, self._credentials = access(token, tls, address, trust_network=trust_network)
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._generation: Any = None

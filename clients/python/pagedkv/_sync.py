@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagedkv import _convert, _events
-from pagedkv._access import Tls, bearer
+from pagedkv._access import Tls, access
 from pagedkv._batch import Batch, BatchReply, Keys
 from pagedkv._channel import DEFAULT_ADDRESS, DEFAULT_TIMEOUT, OPTIONS, check_address
 from pagedkv._errors import DeadlineExceeded, FailedPrecondition, Internal, Unavailable, from_rpc_error
@@ -149,6 +149,7 @@ class Client:
     trust_network: ... unless this says that nobody listens in between.
     tls:     `Tls(ca=…)` for a service with TLS, `cert` and `key` where it asks callers for a certificate; without it
              the connection is plain HTTP/2 (the service listens on loopback unless told otherwise).
+             A token or TLS that is not given comes from PAGEDKV_TOKEN, PAGEDKV_TLS_CA, PAGEDKV_CLIENT_CERT and _KEY.
     timeout: seconds that a call other than `generate` and `complete` may take, unless it is given its own.
 
     May be used from several threads. Every call raises errors of the PagedKvError tree only: Unavailable when nobody
@@ -167,8 +168,7 @@ class Client:
     ) -> None:
         self.address = check_address(address)
         self.timeout = timeout
-        self._metadata = bearer(token, address, protected=tls is not None or trust_network)
-        self._credentials = None if tls is None else tls.credentials()
+        self._metadata, self._credentials = access(token, tls, address, trust_network=trust_network)
         self._closed = False
         self._channel = (
             grpc.insecure_channel(self.address, options=OPTIONS)

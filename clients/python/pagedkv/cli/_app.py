@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +70,10 @@ def kvctl(
     ] = None,
     tls_cert: Annotated[
         Path | None,
-        typer.Option(envvar="PAGEDKV_TLS_CERT", help="PEM file of its own certificate.", show_default=False),
+        typer.Option(envvar="PAGEDKV_CLIENT_CERT", help="PEM file of its own certificate.", show_default=False),
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(envvar="PAGEDKV_TLS_KEY", help="PEM file of its key.", show_default=False)
+        Path | None, typer.Option(envvar="PAGEDKV_CLIENT_KEY", help="PEM file of its key.", show_default=False)
     ] = None,
     trust_network: Annotated[
         bool, typer.Option("--trust-network", envvar="PAGEDKV_TRUST_NETWORK", help="Send the token without TLS too.")
@@ -85,9 +84,9 @@ def kvctl(
 
 
 def _token(path: Path | None) -> str | None:
-    """Not an option of its own: every user of a machine sees the options of its processes."""
+    """Not an option of its own: every user of a machine sees the options of its processes. None: the client's own."""
     if path is None:
-        return os.environ.get("PAGEDKV_TOKEN")
+        return None
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
