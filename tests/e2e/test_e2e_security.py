@@ -20,6 +20,7 @@ import trustme
 from support.processes import Process, Stack, free_port
 
 from block_manager_svc.config import Settings as ServiceSettings
+from block_manager_svc.identity import Role
 from pagedkv import AsyncClient, Client, InvalidArgument, PagedKvError, Tls, Unavailable
 from pagedkv.v1 import executor_pb2, executor_pb2_grpc
 
@@ -176,6 +177,12 @@ def test_a_new_token_works_once_its_line_is_in_the_file_and_the_file_is_read_aga
         read_again(secured, client, "")
         write_tokens(secured.folder, TOKENS)
         read_again(secured, client, "TOKEN_UNKNOWN")
+
+
+def test_a_new_token_is_for_a_tenant_and_roles_that_the_service_would_take(secured: Secured) -> None:
+    assert secured.kvctl("token", "new", "red", *Role).returncode == 0
+    assert secured.kvctl("token", "new", "red", "king").returncode == 2
+    assert secured.kvctl("token", "new", "two words", "gateway").returncode == 2
 
 
 def read_again(secured: Secured, client: Client, reason: str) -> None:
